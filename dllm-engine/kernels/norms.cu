@@ -1,0 +1,215 @@
+// One block per row; a thread keeps its part of the row in registers between the reductions of a chain, so every value
+// is read and written once. All of it is bound by the latency of a few block reductions: hence as many threads as the
+// row has groups of four.
+#include "dllm_device.cuh"
+
+namespace dllm {
+namespace {
+
+struct Sum2 {
+    float a, b;
+};
+
+// Sum over the block of one or two values. `buf` is two rows of 32, used alternately (which = 0, 1, 0, ...), so that one
+// barrier per reduction is enough.
+__device__ __forceinline__ Sum2 block_sum(Sum2 v, Sum2 (*buf)[32], int which) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    v.a = warp_sum(v.a), v.b = warp_sum(v.b);
+    if (lane == 0) buf[which][warp] = v;
+    __syncthreads();
+    v = lane < warps ? buf[which][lane] : Sum2{0.f, 0.f};
+    return Sum2{warp_sum(v.a), warp_sum(v.b)};
+}
+__device__ __forceinline__ float block_sum(float v, Sum2 (*buf)[32], int which) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    v = warp_sum(v);
+    if (lane == 0) buf[which][warp].a = v;
+    __syncthreads();
+    return warp_sum(lane < warps ? buf[which][lane].a : 0.f);
+}
+
+__device__ __forceinline__ float4 weight4(const float* w, int i) { return reinterpret_cast<const float4*>(w)[i]; }
+
+// Every kernel: NV groups of four per thread, group i of a thread at t + i * blockDim.x.
+#define EACH_GROUP(i, g)                                                   \
+    _Pragma("unroll") for (int i = 0; i < NV; i++)                         \
+        if (const int g = threadIdx.x + i * blockDim.x; g < n4)
+
+template <int NV>
+__global__ void __launch_bounds__(1024) rms_kernel(const void* __restrict__ x, int x_type,
+                                                   const float* __restrict__ weight, float pre_scale, float eps,
+                                                   void* out, int out_type, int n4) {
+    __shared__ Sum2 buf[2][32];
+    const size_t row = static_cast<size_t>(blockIdx.x) * n4;
+    float4 v[NV];
+    float ss = 0.f;
+    EACH_GROUP(i, g) {
+        v[i] = load4(x, x_type, row + g) * pre_scale;
+        ss += dot4(v[i]);
+    }
+    const float inv = rsqrtf(block_sum(ss, buf, 0) / (4 * n4) + eps);
+    EACH_GROUP(i, g) {
+        float4 y = v[i] * inv;
+        if (weight) y = y * weight4(weight, g);
+        store4(out, out_type, row + g, y);
+    }
+}
+
+template <int NV>
+__global__ void __launch_bounds__(1024)
+    input_kernel(const float* e, float e_scale, const float* __restrict__ sc, const float* __restrict__ sc_flag,
+                 const int32_t* __restrict__ causal, const float* __restrict__ attn_norm, float eps, float* h, void* x1,
+                 int x1_type, int n4) {
+    __shared__ Sum2 buf[2][32];
+    const size_t row = static_cast<size_t>(blockIdx.x) * n4;
+    const float flag = sc ? (sc_flag ? sc_flag[blockIdx.x] : 1.f) : 0.f;
+    const bool bare = causal && causal[blockIdx.x];
+    float4 v[NV];
+    float ss = 0.f;
+    EACH_GROUP(i, g) {
+        v[i] = reinterpret_cast<const float4*>(e)[row + g] * e_scale;
+        // A row without a signal must not see what lies there: 0 * NaN.
+        if (flag != 0.f) v[i] = v[i] + reinterpret_cast<const float4*>(sc)[row + g] * flag;
+        ss += dot4(v[i]);
+    }
+    const float mean = block_sum(ss, buf, 0) / (4 * n4);
+    // mean(rms(x)^2) follows from mean(x^2): no second reduction.
+    const float first = bare ? 1.f : rsqrtf(mean + eps);
+    const float second = rsqrtf(mean * first * first + eps);
+    EACH_GROUP(i, g) {
+        const float4 y = v[i] * first;
+        reinterpret_cast<float4*>(h)[row + g] = y;
+        store4(x1, x1_type, row + g, y * second * weight4(attn_norm, g));
+    }
+}
+
+template <int NV>
+__global__ void __launch_bounds__(1024)
+    attn_out_kernel(const float* h, const void* __restrict__ a, int a_type, const float* __restrict__ post,
+                    const float* __restrict__ ffn_norm, const float* __restrict__ pre_2,
+                    const float* __restrict__ router_scale, float router_factor, float eps, float* r, void* x, void* y,
+                    int xy_type, float* zr, int n4) {
+    __shared__ Sum2 buf[2][32];
+    const size_t row = static_cast<size_t>(blockIdx.x) * n4;
+    float4 v[NV], res[NV], w[NV];
+    float ss = 0.f;
+    EACH_GROUP(i, g) {
+        v[i] = load4(a, a_type, row + g);
+        res[i] = reinterpret_cast<const float4*>(h)[row + g];
+        w[i] = weight4(post, g);
+        ss += dot4(v[i]);
+    }
+    const float inv_a = rsqrtf(block_sum(ss, buf, 0) / (4 * n4) + eps);
+    ss = 0.f;
+    EACH_GROUP(i, g) {
+        res[i] = res[i] + v[i] * inv_a * w[i];
+        reinterpret_cast<float4*>(r)[row + g] = res[i];
+        ss += dot4(res[i]);
+    }
+    const float inv = rsqrtf(block_sum(ss, buf, 1) / (4 * n4) + eps);
+    EACH_GROUP(i, g) {
+        const float4 n = res[i] * inv;
+        store4(x, xy_type, row + g, n * weight4(ffn_norm, g));
+        store4(y, xy_type, row + g, n * weight4(pre_2, g));
+        reinterpret_cast<float4*>(zr)[row + g] = n * weight4(router_scale, g) * router_factor;
+    }
+}
+
+template <int NV>
+__global__ void __launch_bounds__(1024)
+    layer_out_kernel(const float* r, const void* __restrict__ d, int d_type, const void* __restrict__ m, int m_type,
+                     int m_parts, int64_t m_row4, int64_t m_part4, const float* __restrict__ post_1,
+                     const float* __restrict__ post_2, const float* __restrict__ post,
+                     const float* __restrict__ scale_canvas, const float* __restrict__ scale_causal,
+                     const int32_t* __restrict__ causal, const float* __restrict__ next_norm, float eps, float* h_next,
+                     void* x_next, int x_type, int n4) {
+    __shared__ Sum2 buf[2][32];
+    const size_t row = static_cast<size_t>(blockIdx.x) * n4;
+    const float s = causal && causal[blockIdx.x] ? *scale_causal : *scale_canvas;
+    float4 a[NV], b[NV], res[NV];
+    Sum2 two{0.f, 0.f};
+    EACH_GROUP(i, g) {
+        const size_t at = blockIdx.x * m_row4 + g;
+        a[i] = load4(d, d_type, row + g);
+        b[i] = load4(m, m_type, at);
+#pragma unroll 8
+        for (int p = 1; p < m_parts; p++) b[i] = b[i] + load4(m, m_type, at + p * m_part4);
+        res[i] = reinterpret_cast<const float4*>(r)[row + g];
+        two.a += dot4(a[i]), two.b += dot4(b[i]);
+    }
+    two = block_sum(two, buf, 0);
+    const float inv_a = rsqrtf(two.a / (4 * n4) + eps), inv_b = rsqrtf(two.b / (4 * n4) + eps);
+    float ss = 0.f;
+    EACH_GROUP(i, g) {
+        a[i] = a[i] * inv_a * weight4(post_1, g) + b[i] * inv_b * weight4(post_2, g);
+        ss += dot4(a[i]);
+    }
+    const float inv = rsqrtf(block_sum(ss, buf, 1) / (4 * n4) + eps);
+    ss = 0.f;
+    EACH_GROUP(i, g) {
+        res[i] = (res[i] + a[i] * inv * weight4(post, g)) * s;
+        if (h_next) reinterpret_cast<float4*>(h_next)[row + g] = res[i];
+        ss += dot4(res[i]);
+    }
+    if (!x_next) return;
+    const float inv_h = rsqrtf(block_sum(ss, buf, 0) / (4 * n4) + eps);
+    EACH_GROUP(i, g) store4(x_next, x_type, row + g, res[i] * inv_h * weight4(next_norm, g));
+}
+
+bool bad(int rows, int hidden) { return rows < 1 || hidden < 4 || hidden % 4 || hidden > 8192; }
+
+// One group of four per thread as long as a block can have that many threads.
+int threads_for(int n4, int nv) { return ((n4 + nv - 1) / nv + 31) / 32 * 32; }
+
+}  // namespace
+}  // namespace dllm
+
+using namespace dllm;
+
+#define DLLM_LAUNCH(kernel, ...)                                                                                     \
+    do {                                                                                                             \
+        const int n4 = hidden / 4;                                                                                   \
+        auto s = static_cast<cudaStream_t>(stream);                                                                  \
+        if (n4 <= 1024)                                                                                              \
+            kernel<1><<<rows, threads_for(n4, 1), 0, s>>>(__VA_ARGS__, n4);                                          \
+        else                                                                                                         \
+            kernel<2><<<rows, threads_for(n4, 2), 0, s>>>(__VA_ARGS__, n4);                                          \
+        return last_error();                                                                                         \
+    } while (0)
+
+DLLM_API int dllm_rms_norm(void* stream, const void* x, int x_type, const float* weight, float pre_scale, float eps,
+                           void* out, int out_type, int rows, int hidden) {
+    if (bad(rows, hidden) || !is_float_type(x_type) || !is_float_type(out_type)) return BAD_SIZE;
+    DLLM_LAUNCH(rms_kernel, x, x_type, weight, pre_scale, eps, out, out_type);
+}
+
+DLLM_API int dllm_norm_input(void* stream, const float* e, float e_scale, const float* sc, const float* sc_flag,
+                             const int32_t* causal, const float* attn_norm, float eps, float* h, void* x1, int x1_type,
+                             int rows, int hidden) {
+    if (bad(rows, hidden) || !is_float_type(x1_type)) return BAD_SIZE;
+    DLLM_LAUNCH(input_kernel, e, e_scale, sc, sc_flag, causal, attn_norm, eps, h, x1, x1_type);
+}
+
+DLLM_API int dllm_norm_attn_out(void* stream, const float* h, const void* a, int a_type,
+                                const float* post_attention_norm, const float* ffn_norm, const float* pre_ffw_norm_2,
+                                const float* router_scale, float eps, float* r, void* x, void* y, int xy_type,
+                                float* zr, int rows, int hidden) {
+    if (bad(rows, hidden) || !is_float_type(a_type) || !is_float_type(xy_type)) return BAD_SIZE;
+    const float factor = 1.f / sqrtf(static_cast<float>(hidden));
+    DLLM_LAUNCH(attn_out_kernel, h, a, a_type, post_attention_norm, ffn_norm, pre_ffw_norm_2, router_scale, factor, eps,
+                r, x, y, xy_type, zr);
+}
+
+DLLM_API int dllm_norm_layer_out(void* stream, const float* r, const void* d, int d_type, const void* m, int m_type,
+                                 int m_parts, int64_t m_row_stride, int64_t m_part_stride,
+                                 const float* post_ffw_norm_1, const float* post_ffw_norm_2,
+                                 const float* post_ffw_norm, const float* scale_canvas, const float* scale_causal,
+                                 const int32_t* causal, const float* next_norm, float eps, float* h_next, void* x_next,
+                                 int x_type, int rows, int hidden) {
+    if (bad(rows, hidden) || !is_float_type(d_type) || !is_float_type(m_type) || !is_float_type(x_type) ||
+        m_parts < 1 || m_row_stride % 4 || m_part_stride % 4)
+        return BAD_SIZE;
+    DLLM_LAUNCH(layer_out_kernel, r, d, d_type, m, m_type, m_parts, m_row_stride / 4, m_part_stride / 4,
+                post_ffw_norm_1, post_ffw_norm_2, post_ffw_norm, scale_canvas, scale_causal, causal, next_norm, eps,
+                h_next, x_next, x_type);
+}

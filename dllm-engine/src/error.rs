@@ -1,0 +1,127 @@
+//! One error type. Variants are told apart by what the caller can do next; messages are lower case, name the value that
+//! was wrong and the next action.
+
+use std::path::{Path, PathBuf};
+
+/// The engine's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong in the engine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A parameter or a field of a request is out of range or contradictory. Change it and call again.
+    #[error("bad {name}: {why}")]
+    BadArgument {
+        /// The field, as the caller wrote it (`max_tokens`).
+        name: &'static str,
+        /// The value, the allowed range, and what to write instead.
+        why: String,
+    },
+    /// The prompt leaves no room in the context. Shorten it or load with a larger context.
+    #[error("the prompt has {tokens} tokens, but {fits} fit (context {context}, less one canvas of {canvas}): shorten it or load with a larger context")]
+    PromptTooLong {
+        /// Tokens of the rendered prompt.
+        tokens: usize,
+        /// Tokens that would fit.
+        fits: usize,
+        /// The context length the engine was loaded with, in tokens.
+        context: usize,
+        /// Canvas length in tokens.
+        canvas: usize,
+    },
+    /// The file cannot be read as a model. Get an intact file, or another one.
+    #[error("{}: {why}", path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, at which place, and what to do.
+        why: String,
+    },
+    /// The file is intact, but this engine does not run it.
+    #[error("{}: {why}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// What is not supported, and what is.
+        why: String,
+    },
+    /// The operating system refused to read or write.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// `read`, `open`, `map`, ...
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// It would not fit. Free memory, take a smaller context, fewer lanes, or a smaller file.
+    #[error("{what} needs {} but {device} has {} free: take a smaller context, fewer lanes or a smaller quantization", gib(*needed), gib(*free))]
+    OutOfMemory {
+        /// What was to be allocated.
+        what: String,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free on the device.
+        free: u64,
+        /// The device's name.
+        device: String,
+    },
+    /// The device asked for is not there.
+    #[error("there is no device {asked:?}; found: {found}. Name one of these, or build with the feature for yours (cuda, vulkan, metal)")]
+    NoDevice {
+        /// As the caller wrote it.
+        asked: String,
+        /// The devices that are there, comma separated.
+        found: String,
+    },
+    /// The model computed something that is no number. The file is damaged or the backend is wrong.
+    #[error("the model's output is not a number at step {step}, position {position} ({what}): check the file with `dllm inspect`, or try another device")]
+    NotFinite {
+        /// Which quantity.
+        what: &'static str,
+        /// Denoising step, counted from 1; 0 for a prefill.
+        step: u32,
+        /// Position in the canvas.
+        position: usize,
+    },
+    /// The backend failed. The message is ggml's.
+    #[error("the backend failed: {0}")]
+    Backend(String),
+    /// The chat template cannot be used with these messages.
+    #[error("chat template: {0}")]
+    Template(String),
+}
+
+impl Error {
+    /// A wrong argument: `bad max_tokens: 0 is not in 1..=131072`.
+    pub(crate) fn argument(name: &'static str, why: impl Into<String>) -> Self {
+        Self::BadArgument { name, why: why.into() }
+    }
+
+    /// A damaged or incomplete file.
+    pub(crate) fn file(path: impl AsRef<Path>, why: impl Into<String>) -> Self {
+        Self::BadFile { path: path.as_ref().to_owned(), why: why.into() }
+    }
+
+    /// An intact file that cannot be run.
+    pub(crate) fn unsupported(path: impl AsRef<Path>, why: impl Into<String>) -> Self {
+        Self::Unsupported { path: path.as_ref().to_owned(), why: why.into() }
+    }
+
+    /// A refusal of the operating system.
+    pub(crate) fn io(action: &'static str, path: impl AsRef<Path>, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.as_ref().to_owned(), source }
+    }
+}
+
+/// Bytes for people: `3.25 GiB`, `12.0 MiB`.
+pub(crate) fn gib(bytes: u64) -> String {
+    let b = bytes as f64;
+    match bytes {
+        0..0x10_0000 => format!("{:.1} KiB", b / 1024.0),
+        0x10_0000..0x4000_0000 => format!("{:.1} MiB", b / 1048576.0),
+        _ => format!("{:.2} GiB", b / 1073741824.0),
+    }
+}

@@ -1,0 +1,28 @@
+//! Samplers: each sees numbers per position and chooses what to accept. A sampler is one file and one line in `REGISTRY`.
+
+use crate::model::Position;
+
+/// What a sampler may look at. All slices have one entry per canvas position.
+#[derive(Debug, Clone, Copy)]
+pub struct StepView<'a> {
+    /// Denoising steps that remain, this one included: `max_steps` at a canvas's first step, 1 at its last.
+    pub steps_left: u32,
+    /// Most steps of this canvas.
+    pub max_steps: u32,
+    /// The canvas that went into the step.
+    pub canvas: &'a [u32],
+    /// The network's numbers.
+    pub positions: &'a [Position],
+    /// Positions the sampler may not touch: they are given, or (mask-noise families) placed in an earlier step.
+    pub fixed: &'a [bool],
+}
+
+/// Chooses, in every step, which positions take their token.
+pub trait Sampler: Send {
+    /// The name in receipts and on the command line (`entropy-bound`).
+    fn name(&self) -> &'static str;
+
+    /// Sets `accepted[i]` for every position that takes its drawn token in this step; entries come in `false`. Fixed
+    /// positions are ignored whatever is said of them.
+    fn accept(&mut self, view: &StepView<'_>, accepted: &mut [bool]);
+}

@@ -1,0 +1,123 @@
+//! Drives CMake. Only ggml, its backends and libllama are built.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::Result;
+use crate::source::Tree;
+use crate::vars::Vars;
+
+/// Where the libraries lie after the build.
+pub struct Built {
+    pub lib_dirs: Vec<PathBuf>,
+}
+
+/// What a static or dynamic build switches off in llama.cpp's own CMake files.
+const OFF: &[&str] = &[
+    "LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER", "LLAMA_BUILD_TESTS",
+    "LLAMA_BUILD_APP", "LLAMA_BUILD_MTMD", "LLAMA_OPENSSL", "LLAMA_SUBPROCESS", "LLAMA_BUILD_IS_DEV",
+    "GGML_OPENMP", "GGML_CCACHE_WARNING", "GGML_CUDA_NCCL", "GGML_ALL_WARNINGS", "LLAMA_ALL_WARNINGS",
+];
+
+pub fn build(vars: &Vars, tree: &Tree) -> Result<Built> {
+    check_tools(vars)?;
+    let lib_dir = vars.out_dir.join("lib");
+    let mut config = cmake::Config::new(&tree.root);
+    // Always optimised: an unoptimised ggml is a hundred times slower and nobody debugs it from here.
+    config.profile("Release").very_verbose(false).out_dir(&vars.out_dir);
+    for name in OFF {
+        config.define(name, "OFF");
+    }
+    let on = |yes: bool| if yes { "ON" } else { "OFF" };
+    config
+        .define("GGML_NATIVE", on(vars.cpu_native))
+        .define("BUILD_SHARED_LIBS", on(vars.dynamic))
+        .define("GGML_BACKEND_DL", on(vars.dynamic))
+        .define("GGML_CUDA", on(vars.cuda))
+        .define("GGML_VULKAN", on(vars.vulkan))
+        .define("GGML_METAL", on(vars.metal))
+        .define("GGML_ACCELERATE", on(vars.target_os == "macos"))
+        .define("GGML_BLAS", "OFF")
+        .define("CMAKE_POSITION_INDEPENDENT_CODE", "ON")
+        .define("CMAKE_BUILD_WITH_INSTALL_RPATH", "ON")
+        .define("CMAKE_INSTALL_RPATH", "$ORIGIN");
+    for kind in ["ARCHIVE", "LIBRARY", "RUNTIME"] {
+        config.define(format!("CMAKE_{kind}_OUTPUT_DIRECTORY"), &lib_dir);
+    }
+    if vars.cuda {
+        config.define("CMAKE_CUDA_ARCHITECTURES", &vars.cuda_architectures).define("CMAKE_CUDA_COMPILER", Vars::nvcc());
+    }
+    if let Some(jobs) = &vars.jobs {
+        // The cmake crate hands NUM_JOBS on by itself; a number of the user's goes through CMake's own variable.
+        config.env("CMAKE_BUILD_PARALLEL_LEVEL", jobs);
+    }
+    for target in targets(vars) {
+        config.build_target(target).build();
+    }
+    // Multi-configuration generators (Visual Studio) add a folder named after the configuration.
+    let lib_dirs = [lib_dir.clone(), lib_dir.join("Release")].into_iter().filter(|d| d.is_dir()).collect();
+    Ok(Built { lib_dirs })
+}
+
+/// With dynamic backends nothing links against a backend, so each is a target of its own.
+fn targets(vars: &Vars) -> Vec<&'static str> {
+    let mut list = vec!["llama"];
+    if vars.dynamic {
+        list.push("ggml-cpu");
+        list.extend([(vars.cuda, "ggml-cuda"), (vars.vulkan, "ggml-vulkan"), (vars.metal, "ggml-metal")]
+            .iter().filter(|(on, _)| *on).map(|(_, name)| *name));
+    }
+    list
+}
+
+/// Sizes and offsets as the C compiler sees them, for tests/abi.rs.
+pub fn abi_table(tree: &Tree) -> Result<()> {
+    cc::Build::new()
+        .file("abi/abi.c")
+        .include(tree.root.join("ggml/include"))
+        .include(tree.root.join("include"))
+        .warnings(false)
+        .try_compile("dllm_abi")
+        .map_err(|e| format!("cannot compile llama-sys/abi/abi.c: {e}"))
+}
+
+fn check_tools(vars: &Vars) -> Result<()> {
+    let (install_cmake, install_cc) = match vars.target_os.as_str() {
+        "windows" => ("winget install Kitware.CMake", "winget install Microsoft.VisualStudio.2022.BuildTools"),
+        "macos" => ("brew install cmake", "xcode-select --install"),
+        _ => ("apt-get install cmake", "apt-get install g++"),
+    };
+    if !answers(&Vars::cmake()) {
+        return Err(format!("CMake was not found: install it with `{install_cmake}`, or name it in CMAKE"));
+    }
+    cc::Build::new()
+        .cpp(true)
+        .try_get_compiler()
+        .ok()
+        .filter(|compiler| vars.target_env == "msvc" || answers(&compiler.path().display().to_string()))
+        .ok_or_else(|| format!("no C++ compiler was found: install one with `{install_cc}`, or name it in CXX"))?;
+    if vars.cuda && !answers(&Vars::nvcc()) {
+        return Err("feature `cuda` needs nvcc, which was not found: install the CUDA toolkit 12.8 or newer \
+                    (`apt-get install cuda-toolkit` from NVIDIA's repository), or name it in CUDACXX; \
+                    feature `dynamic-backends` without `cuda` builds without it"
+            .into());
+    }
+    if vars.vulkan && !answers("glslc") {
+        return Err("feature `vulkan` needs glslc, which was not found: install it with \
+                    `apt-get install glslc libvulkan-dev` or the Vulkan SDK"
+            .into());
+    }
+    if vars.metal && vars.target_os != "macos" {
+        return Err("feature `metal` builds on macOS only: leave it out here".into());
+    }
+    Ok(())
+}
+
+fn answers(program: &str) -> bool {
+    Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}

@@ -1,0 +1,107 @@
+//! The only reader of environment variables. Each variable is described in docs/build.md.
+
+use std::env;
+use std::path::PathBuf;
+
+use crate::Result;
+
+/// Everything the build takes from outside.
+pub struct Vars {
+    /// Where Cargo wants build products.
+    pub out_dir: PathBuf,
+    /// This crate's folder.
+    pub manifest_dir: PathBuf,
+    /// `LLAMA_CPP_DIR`: another llama.cpp checkout to build instead of the pin.
+    pub llama_cpp_dir: Option<PathBuf>,
+    /// `DLLM_CUDA_ARCHITECTURES`: CMake list of compute capabilities, default `89;120`.
+    pub cuda_architectures: String,
+    /// `DLLM_CPU_NATIVE=1`: compile for exactly this processor instead of any x86-64 with AVX2 (or any ARMv8).
+    pub cpu_native: bool,
+    /// `DLLM_BUILD_JOBS`: parallel compiler processes, default Cargo's own number.
+    pub jobs: Option<String>,
+    /// The target triple's operating system, as Cargo names it (`linux`, `windows`, `macos`).
+    pub target_os: String,
+    /// The target triple's environment (`gnu`, `msvc`, empty).
+    pub target_env: String,
+    /// Cargo features.
+    pub cuda: bool,
+    pub vulkan: bool,
+    pub metal: bool,
+    pub dynamic: bool,
+    pub bindgen: bool,
+}
+
+impl Vars {
+    pub fn read() -> Result<Self> {
+        Ok(Self {
+            out_dir: required("OUT_DIR")?.into(),
+            manifest_dir: required("CARGO_MANIFEST_DIR")?.into(),
+            llama_cpp_dir: watched("LLAMA_CPP_DIR").map(PathBuf::from),
+            cuda_architectures: watched("DLLM_CUDA_ARCHITECTURES").unwrap_or_else(|| "89;120".into()),
+            cpu_native: flag("DLLM_CPU_NATIVE")?,
+            jobs: watched("DLLM_BUILD_JOBS").or_else(|| env::var("NUM_JOBS").ok()),
+            target_os: required("CARGO_CFG_TARGET_OS")?,
+            target_env: env::var("CARGO_CFG_TARGET_ENV").unwrap_or_default(),
+            cuda: feature("CUDA"),
+            vulkan: feature("VULKAN"),
+            metal: feature("METAL"),
+            dynamic: feature("DYNAMIC_BACKENDS"),
+            bindgen: feature("BINDGEN"),
+        })
+    }
+
+    /// The tools that CMake and this script call; overridable by the usual names.
+    pub fn cmake() -> String {
+        watched("CMAKE").unwrap_or_else(|| "cmake".into())
+    }
+
+    /// `CUDACXX`, else `nvcc` under `CUDA_PATH`, else `nvcc` from PATH.
+    pub fn nvcc() -> String {
+        watched("CUDACXX")
+            .or_else(|| watched("CUDA_PATH").map(|p| PathBuf::from(p).join("bin").join("nvcc").display().to_string()))
+            .unwrap_or_else(|| "nvcc".into())
+    }
+
+    /// `VULKAN_SDK`, where the Vulkan loader's import library lies on Windows.
+    pub fn vulkan_sdk() -> Option<PathBuf> {
+        watched("VULKAN_SDK").map(PathBuf::from)
+    }
+
+    /// The folder that holds the CUDA toolkit's libraries, for static linking.
+    pub fn cuda_lib_dirs() -> Vec<PathBuf> {
+        let roots = [watched("CUDA_PATH"), watched("CUDA_HOME"), Some("/usr/local/cuda".into())];
+        roots
+            .into_iter()
+            .flatten()
+            .flat_map(|root| ["lib64", "lib/x64", "targets/x86_64-linux/lib"].map(|sub| PathBuf::from(&root).join(sub)))
+            .filter(|dir| dir.is_dir())
+            .collect()
+    }
+
+    /// The cargo that runs this build.
+    pub fn cargo() -> String {
+        env::var("CARGO").unwrap_or_else(|_| "cargo".into())
+    }
+}
+
+fn required(name: &str) -> Result<String> {
+    env::var(name).map_err(|_| format!("{name} is not set: this script runs under cargo only"))
+}
+
+/// Reads a variable of the user's and tells Cargo to run again when it changes.
+fn watched(name: &str) -> Option<String> {
+    println!("cargo::rerun-if-env-changed={name}");
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn flag(name: &str) -> Result<bool> {
+    match watched(name).as_deref() {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => Err(format!("{name} is {other:?}; set it to 0 or 1")),
+    }
+}
+
+fn feature(name: &str) -> bool {
+    env::var_os(format!("CARGO_FEATURE_{name}")).is_some()
+}
