@@ -1,5 +1,5 @@
-// One block per row; a thread keeps its part of the row in registers between the reductions of a chain, so every value
-// is read and written once. All of it is bound by the latency of a few block reductions: hence as many threads as the
+// One block per row; a thread keeps its part of the row and of the weights in registers, loaded one reduction
+// ahead, so every value is read and written once and few loads wait behind a barrier. All of it is bound by the latency of a few block reductions: hence as many threads as the
 // row has groups of four.
 #include "dllm_device.cuh"
 
@@ -35,28 +35,25 @@ __device__ __forceinline__ float4 weight4(const float* w, int i) { return reinte
     _Pragma("unroll") for (int i = 0; i < NV; i++)                         \
         if (const int g = threadIdx.x + i * blockDim.x; g < n4)
 
-template <int NV>
-__global__ void __launch_bounds__(1024) rms_kernel(const void* __restrict__ x, int x_type,
+template <int NV, int THREADS, int BLOCKS>
+__global__ void __launch_bounds__(THREADS, BLOCKS) rms_kernel(const void* __restrict__ x, int x_type,
                                                    const float* __restrict__ weight, float pre_scale, float eps,
                                                    void* out, int out_type, int n4) {
     __shared__ Sum2 buf[2][32];
     const size_t row = static_cast<size_t>(blockIdx.x) * n4;
-    float4 v[NV];
+    float4 v[NV], w[NV];
     float ss = 0.f;
     EACH_GROUP(i, g) {
         v[i] = load4(x, x_type, row + g) * pre_scale;
+        w[i] = weight ? weight4(weight, g) : make_float4(1.f, 1.f, 1.f, 1.f);
         ss += dot4(v[i]);
     }
     const float inv = rsqrtf(block_sum(ss, buf, 0) / (4 * n4) + eps);
-    EACH_GROUP(i, g) {
-        float4 y = v[i] * inv;
-        if (weight) y = y * weight4(weight, g);
-        store4(out, out_type, row + g, y);
-    }
+    EACH_GROUP(i, g) store4(out, out_type, row + g, v[i] * inv * w[i]);
 }
 
-template <int NV>
-__global__ void __launch_bounds__(1024)
+template <int NV, int THREADS, int BLOCKS>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
     input_kernel(const float* e, float e_scale, const float* __restrict__ sc, const float* __restrict__ sc_flag,
                  const int32_t* __restrict__ causal, const float* __restrict__ attn_norm, float eps, float* h, void* x1,
                  int x1_type, int n4) {
@@ -64,10 +61,11 @@ __global__ void __launch_bounds__(1024)
     const size_t row = static_cast<size_t>(blockIdx.x) * n4;
     const float flag = sc ? (sc_flag ? sc_flag[blockIdx.x] : 1.f) : 0.f;
     const bool bare = causal && causal[blockIdx.x];
-    float4 v[NV];
+    float4 v[NV], w[NV];
     float ss = 0.f;
     EACH_GROUP(i, g) {
         v[i] = reinterpret_cast<const float4*>(e)[row + g] * e_scale;
+        w[i] = weight4(attn_norm, g);
         // A row without a signal must not see what lies there: 0 * NaN.
         if (flag != 0.f) v[i] = v[i] + reinterpret_cast<const float4*>(sc)[row + g] * flag;
         ss += dot4(v[i]);
@@ -79,24 +77,25 @@ __global__ void __launch_bounds__(1024)
     EACH_GROUP(i, g) {
         const float4 y = v[i] * first;
         reinterpret_cast<float4*>(h)[row + g] = y;
-        store4(x1, x1_type, row + g, y * second * weight4(attn_norm, g));
+        store4(x1, x1_type, row + g, y * second * w[i]);
     }
 }
 
-template <int NV>
-__global__ void __launch_bounds__(1024)
+template <int NV, int THREADS, int BLOCKS>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
     attn_out_kernel(const float* h, const void* __restrict__ a, int a_type, const float* __restrict__ post,
                     const float* __restrict__ ffn_norm, const float* __restrict__ pre_2,
                     const float* __restrict__ router_scale, float router_factor, float eps, float* r, void* x, void* y,
                     int xy_type, float* zr, int n4) {
     __shared__ Sum2 buf[2][32];
     const size_t row = static_cast<size_t>(blockIdx.x) * n4;
-    float4 v[NV], res[NV], w[NV];
+    float4 v[NV], res[NV], w[NV], wx[NV], wy[NV], wz[NV];
     float ss = 0.f;
     EACH_GROUP(i, g) {
         v[i] = load4(a, a_type, row + g);
         res[i] = reinterpret_cast<const float4*>(h)[row + g];
         w[i] = weight4(post, g);
+        wx[i] = weight4(ffn_norm, g), wy[i] = weight4(pre_2, g), wz[i] = weight4(router_scale, g);
         ss += dot4(v[i]);
     }
     const float inv_a = rsqrtf(block_sum(ss, buf, 0) / (4 * n4) + eps);
@@ -109,14 +108,14 @@ __global__ void __launch_bounds__(1024)
     const float inv = rsqrtf(block_sum(ss, buf, 1) / (4 * n4) + eps);
     EACH_GROUP(i, g) {
         const float4 n = res[i] * inv;
-        store4(x, xy_type, row + g, n * weight4(ffn_norm, g));
-        store4(y, xy_type, row + g, n * weight4(pre_2, g));
-        reinterpret_cast<float4*>(zr)[row + g] = n * weight4(router_scale, g) * router_factor;
+        store4(x, xy_type, row + g, n * wx[i]);
+        store4(y, xy_type, row + g, n * wy[i]);
+        reinterpret_cast<float4*>(zr)[row + g] = n * wz[i] * router_factor;
     }
 }
 
-template <int NV>
-__global__ void __launch_bounds__(1024)
+template <int NV, int THREADS, int BLOCKS>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
     layer_out_kernel(const float* r, const void* __restrict__ d, int d_type, const void* __restrict__ m, int m_type,
                      int m_parts, int64_t m_row4, int64_t m_part4, const float* __restrict__ post_1,
                      const float* __restrict__ post_2, const float* __restrict__ post,
@@ -126,39 +125,41 @@ __global__ void __launch_bounds__(1024)
     __shared__ Sum2 buf[2][32];
     const size_t row = static_cast<size_t>(blockIdx.x) * n4;
     const float s = causal && causal[blockIdx.x] ? *scale_causal : *scale_canvas;
-    float4 a[NV], b[NV], res[NV];
+    float4 a[NV], b[NV], res[NV], w1[NV], w2[NV];
     Sum2 two{0.f, 0.f};
     EACH_GROUP(i, g) {
         const size_t at = blockIdx.x * m_row4 + g;
         a[i] = load4(d, d_type, row + g);
         b[i] = load4(m, m_type, at);
-#pragma unroll 8
+#pragma unroll 4
         for (int p = 1; p < m_parts; p++) b[i] = b[i] + load4(m, m_type, at + p * m_part4);
         res[i] = reinterpret_cast<const float4*>(r)[row + g];
+        w1[i] = weight4(post_1, g), w2[i] = weight4(post_2, g);
         two.a += dot4(a[i]), two.b += dot4(b[i]);
     }
     two = block_sum(two, buf, 0);
     const float inv_a = rsqrtf(two.a / (4 * n4) + eps), inv_b = rsqrtf(two.b / (4 * n4) + eps);
     float ss = 0.f;
     EACH_GROUP(i, g) {
-        a[i] = a[i] * inv_a * weight4(post_1, g) + b[i] * inv_b * weight4(post_2, g);
+        a[i] = a[i] * inv_a * w1[i] + b[i] * inv_b * w2[i];
         ss += dot4(a[i]);
+        w1[i] = weight4(post, g);
+        if (x_next) w2[i] = weight4(next_norm, g);
     }
     const float inv = rsqrtf(block_sum(ss, buf, 1) / (4 * n4) + eps);
     ss = 0.f;
     EACH_GROUP(i, g) {
-        res[i] = (res[i] + a[i] * inv * weight4(post, g)) * s;
+        res[i] = (res[i] + a[i] * inv * w1[i]) * s;
         if (h_next) reinterpret_cast<float4*>(h_next)[row + g] = res[i];
         ss += dot4(res[i]);
     }
     if (!x_next) return;
     const float inv_h = rsqrtf(block_sum(ss, buf, 0) / (4 * n4) + eps);
-    EACH_GROUP(i, g) store4(x_next, x_type, row + g, res[i] * inv_h * weight4(next_norm, g));
+    EACH_GROUP(i, g) store4(x_next, x_type, row + g, res[i] * inv_h * w2[i]);
 }
 
 bool bad(int rows, int hidden) { return rows < 1 || hidden < 4 || hidden % 4 || hidden > 8192; }
 
-// One group of four per thread as long as a block can have that many threads.
 int threads_for(int n4, int nv) { return ((n4 + nv - 1) / nv + 31) / 32 * 32; }
 
 }  // namespace
@@ -166,14 +167,15 @@ int threads_for(int n4, int nv) { return ((n4 + nv - 1) / nv + 31) / 32 * 32; }
 
 using namespace dllm;
 
+// Two blocks of up to 768 threads fit a multiprocessor (40 registers each), so 256 rows of 2816 run in one wave.
 #define DLLM_LAUNCH(kernel, ...)                                                                                     \
     do {                                                                                                             \
         const int n4 = hidden / 4;                                                                                   \
         auto s = static_cast<cudaStream_t>(stream);                                                                  \
-        if (n4 <= 1024)                                                                                              \
-            kernel<1><<<rows, threads_for(n4, 1), 0, s>>>(__VA_ARGS__, n4);                                          \
+        if (n4 <= 768)                                                                                               \
+            kernel<1, 768, 2><<<rows, threads_for(n4, 1), 0, s>>>(__VA_ARGS__, n4);                                  \
         else                                                                                                         \
-            kernel<2><<<rows, threads_for(n4, 2), 0, s>>>(__VA_ARGS__, n4);                                          \
+            kernel<4, 512, 1><<<rows, threads_for(n4, 4), 0, s>>>(__VA_ARGS__, n4);                                  \
         return last_error();                                                                                         \
     } while (0)
 

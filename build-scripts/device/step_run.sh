@@ -1,0 +1,43 @@
+#!/bin/bash
+# Builds the kernels of a step, checks and times them, runs the sanitizers on small sizes and profiles the large ones.
+# usage: step_run.sh OUT [sections]     (on a machine with a GPU, nvcc and torch; from the repository root)
+OUT=$1; SECTIONS=${2:-}
+KERNELS=dllm-engine/kernels
+FILES=""
+for f in position_stats soft_embed norms router rope_kv attention; do
+  [ -f $KERNELS/$f.cu ] && FILES="$FILES $KERNELS/$f.cu"
+done
+LIB=/tmp/libdllm_step.so
+mkdir -p /tmp/step_obj
+pids=""
+for f in $FILES; do
+  nvcc -c -Xcompiler -fPIC -O3 -lineinfo -std=c++17 -gencode arch=compute_90,code=sm_90 $f \
+    -o /tmp/step_obj/$(basename $f .cu).o &
+  pids="$pids $!"
+done
+for p in $pids; do wait $p || echo "COMPILE FAILED"; done
+nvcc -shared -o $LIB /tmp/step_obj/*.o || exit 1
+T=build-scripts/device/test_step.py
+export PYTHONUNBUFFERED=1
+ONLY=${SECTIONS:+--only $SECTIONS}
+timeout 170 python3 $T $LIB $ONLY > $OUT/step.txt 2> $OUT/step.err
+sed -n '/=== failures/,$p' $OUT/step.txt
+[ -s $OUT/step.err ] && tail -5 $OUT/step.err
+PROFILE=${PROFILE:-scan|join_kernel|likeliest|soft_kernel|attn_out|layer_out|router_kernel|rope_kernel|attend}
+METRICS=gpu__time_duration.sum,dram__bytes_read.sum,lts__t_bytes.sum,launch__registers_per_thread
+METRICS=$METRICS,sm__warps_active.avg.pct_of_peak_sustained_active,smsp__issue_active.avg.pct_of_peak_sustained_active
+METRICS=$METRICS,sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active
+METRICS=$METRICS,sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active
+for s in long_scoreboard short_scoreboard barrier math_pipe_throttle mio_throttle lg_throttle wait membar; do
+  METRICS=$METRICS,smsp__average_warps_issue_stalled_${s}_per_issue_active.ratio
+done
+timeout 60 ncu --clock-control none -k "regex:$PROFILE" --metrics $METRICS --csv --page raw \
+  python3 $T $LIB --only profile --child /dev/null > $OUT/ncu.csv 2> $OUT/ncu.err
+grep -c '^"' $OUT/ncu.csv
+pids=""
+for tool in memcheck racecheck; do
+  (timeout 100 compute-sanitizer --tool $tool python3 $T $LIB --small $ONLY > $OUT/$tool.txt 2>&1
+   grep -v ' ok$' $OUT/$tool.txt | tail -6) &
+  pids="$pids $!"
+done
+for p in $pids; do wait $p; done
