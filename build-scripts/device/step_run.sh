@@ -20,10 +20,10 @@ nvcc -shared -o $LIB /tmp/step_obj/*.o || exit 1
 T=build-scripts/device/test_step.py
 export PYTHONUNBUFFERED=1
 ONLY=${SECTIONS:+--only $SECTIONS}
-timeout 170 python3 $T $LIB $ONLY > $OUT/step.txt 2> $OUT/step.err
+timeout 200 python3 $T $LIB $ONLY > $OUT/step.txt 2> $OUT/step.err
 sed -n '/=== failures/,$p' $OUT/step.txt
 [ -s $OUT/step.err ] && tail -5 $OUT/step.err
-PROFILE=${PROFILE:-scan|join_kernel|likeliest|soft_kernel|attn_out|layer_out|router_kernel|rope_kernel|attend}
+PROFILE=${PROFILE:-scan|join_|likeliest|soft_kernel|layer_out|product_kernel|pick_kernel|attend}
 METRICS=gpu__time_duration.sum,dram__bytes_read.sum,lts__t_bytes.sum,launch__registers_per_thread
 METRICS=$METRICS,sm__warps_active.avg.pct_of_peak_sustained_active,smsp__issue_active.avg.pct_of_peak_sustained_active
 METRICS=$METRICS,sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active

@@ -130,7 +130,7 @@ def z_of(x, temp, cap):
     return cap * torch.tanh(x / cap) / t if cap else x / t
 
 
-def make_logits(rows, V, dtype=torch.float32):
+def make_logits(rows, V, dtype=torch.float32, cap=30.0):
     x = rand(rows, V, scale=4.0)
     if rows >= 8:
         x[1] *= 0.01                      # nearly flat
@@ -139,6 +139,8 @@ def make_logits(rows, V, dtype=torch.float32):
         x[4] = 1.25                       # all equal
         x[5, 7] = x[5, V // 2] = 24.5     # two equal maxima
         x[6] *= 6                         # deep in the softcap
+        if cap:
+            x[7] *= 500                   # saturates it
     return x.to(dtype)
 
 
@@ -156,7 +158,7 @@ def stats():
     for rows, V in shapes:
         for dtype in (torch.float32, torch.float16):
             for cap in (30.0, 0.0):
-                x = make_logits(rows, V, dtype)
+                x = make_logits(rows, V, dtype, cap)
                 temp = (torch.rand(rows) * 0.4 + 0.4).to(dev)
                 u = torch.rand(rows)
                 u[0], u[-1] = 0.0, 0.99999994
@@ -197,7 +199,7 @@ def stats():
     rows, V = (8, 1024) if args.small else (8, 262144)
     for bad in (float("nan"), float("inf"), -float("inf")):
         for cap in (30.0, 0.0):
-            x = make_logits(rows, V)
+            x = make_logits(rows, V, cap=cap)
             for r in range(rows - 1):
                 x[r, (V // 8) * r + 5] = bad
             ones = torch.full((rows,), 0.5, device=dev)
@@ -213,7 +215,7 @@ def stats():
     rows, V, sets = 256, 262144, 3
     temp, u = torch.full((rows,), 0.6, device=dev), torch.rand(rows, device=dev)
     for dtype in (torch.float32, torch.float16):
-        xs = [make_logits(rows, V, dtype) for _ in range(sets)]
+        xs = [make_logits(rows, V, dtype, 0) for _ in range(sets)]
         ty = F16 if dtype == torch.float16 else F32
         sc = scratch("position_stats", rows, V)
         out = poison(rows, 8, dtype=torch.int32)
@@ -600,6 +602,88 @@ def rope():
                   rows * (width * x[0].element_size() + nq * D * 2 + 2 * nk * D * 2))
 
 
+# ---------------------------------------------------------------- attention
+
+def attention_case(lanes, R, nq, nk, D, keys):
+    """Random cache of `slots` rows per lane; keys = list of (count0, count1) per lane, spans placed apart."""
+    need = max(a + b for a, b in keys) + 40
+    k = rand(lanes * need, nk * D + 8, dtype=torch.float16)
+    v = rand(lanes * need, nk * D + 8, dtype=torch.float16)
+    spans = []
+    for i, (a, b) in enumerate(keys):
+        spans.append([i * need + 3, a, i * need + a + 20, b])  # a gap between the runs
+    q = rand(lanes, nq, R, D, dtype=torch.float16)
+    return q, k, v, torch.tensor(spans, dtype=torch.int64, device=dev)
+
+
+def attention():
+    # lanes, rows per lane, q heads, kv heads, head, keys
+    if args.small:
+        shapes = [(2, 16, 4, 2, 32, [(9, 5), (0, 80)]), (1, 40, 8, 2, 64, [(100, 33)]), (1, 33, 2, 1, 256, [(70, 3)]),
+                  (1, 33, 2, 1, 512, [(40, 10)]), (2, 8, 2, 1, 128, [(0, 0), (64, 64)])]
+    else:
+        shapes = [(1, 256, 16, 8, 256, [(100, 256)]), (1, 256, 16, 2, 512, [(100, 256)]), (1, 256, 16, 8, 256, [(1023, 256)]),
+                  (2, 256, 16, 2, 512, [(3000, 256), (7, 256)]), (3, 64, 8, 4, 32, [(31, 64), (0, 64), (64, 0)]),
+                  (2, 64, 8, 2, 64, [(200, 64), (0, 0)]), (1, 77, 4, 2, 128, [(1, 0)])]
+    for lanes, R, nq, nk, D, keys in shapes:
+        q, k, v, spans = attention_case(lanes, R, nq, nk, D, keys)
+        rows = lanes * R
+        ref = torch.zeros(rows, nq, D, dtype=torch.float64, device="cpu" if args.small else dev)
+        for i in range(lanes):
+            f0, c0, f1, c1 = spans[i].tolist()
+            idx = torch.tensor(list(range(f0, f0 + c0)) + list(range(f1, f1 + c1)), dtype=torch.long)
+            K = host(k)[idx.to(host(k).device)].double()[:, :nk * D].view(-1, nk, D).repeat_interleave(nq // nk, 1)
+            V = host(v)[idx.to(host(v).device)].double()[:, :nk * D].view(-1, nk, D).repeat_interleave(nq // nk, 1)
+            if len(idx):
+                S = torch.einsum("hrd,khd->hrk", host(q[i]).double(), K)
+                ref[i * R:(i + 1) * R] = torch.einsum("hrk,khd->rhd", torch.softmax(S, -1), V)
+        # what is not a key must not be read as one
+        mask = torch.ones(k.shape[0], dtype=torch.bool)
+        for f0, c0, f1, c1 in spans.tolist():
+            mask[f0:f0 + c0] = False
+            mask[f1:f1 + c1] = False
+        k[mask.to(dev)] = float("nan")
+        v[mask.to(dev)] = float("nan")
+        for splits in (1, 2, 3, 7):
+            need = lib.dllm_canvas_attention_scratch_bytes
+            need.restype = C.c_size_t
+            sc = torch.full((max(need(rows, nq, D, splits), 16),), 0xff, dtype=torch.uint8, device=dev)
+            for oty in (torch.float16, torch.float32):
+                out = poison(rows, nq * D, dtype=oty)
+                call("canvas_attention", q, rows, lanes, nq, nk, D, k, v, I64(nk * D + 8), spans, splits, out,
+                     F16 if oty == torch.float16 else F32, sc)
+                check("attention", f"{lanes}x{R} rows {nq}/{nk} heads of {D}, {splits} splits, keys {keys} "
+                      f"{'f16' if oty == torch.float16 else 'f32'}", rel(out.view(rows, nq, D), ref), 6e-4)
+    if args.small:
+        return
+    nq, R = 16, 256
+    for lanes, nk, D, keys, tries in ((1, 8, 256, 384, (1, 2, 3, 4)), (1, 8, 256, 1279, (1, 2, 4)), (8, 8, 256, 1279, (1,)),
+                                      (1, 2, 512, 384, (1, 2, 4)), (1, 2, 512, 4352, (1, 2, 4)), (1, 2, 512, 8192, (2, 4)),
+                                      (8, 2, 512, 4352, (1,))):
+        sets = 4 if lanes == 1 else 2
+        data = [attention_case(lanes, R, nq, nk, D, [(keys - 256, 256)] * lanes) for _ in range(sets)]
+        rows = lanes * R
+        out = poison(rows, nq * D, dtype=torch.float16)
+        pick = lib.dllm_canvas_attention_splits(rows, lanes, nq, nk, D, keys)
+        flop = 4.0 * rows * nq * keys * D
+        for splits in tries:
+            sc = torch.zeros(lib.dllm_canvas_attention_scratch_bytes(rows, nq, D, splits) + 16, dtype=torch.uint8, device=dev)
+            us = timed("attention", f"{lanes} lanes, 16/{nk} heads of {D}, {keys} keys, {splits} splits",
+                       lambda i: call("canvas_attention", data[i][0], rows, lanes, nq, nk, D, data[i][1], data[i][2],
+                                      I64(nk * D + 8), data[i][3], splits, out, F16, sc), sets,
+                       extra=f", automatic: {pick}")
+            if us:
+                note("attention", "   TFLOP/s", f"{flop / us / 1e6:.0f}")
+        K = data[0][1][:lanes * keys, :nk * D].reshape(lanes, keys, nk, D).permute(0, 2, 1, 3).contiguous()
+        V = data[0][2][:lanes * keys, :nk * D].reshape(lanes, keys, nk, D).permute(0, 2, 1, 3).contiguous()
+        try:
+            timed("attention", f"torch's attention, {lanes} lanes, heads of {D}, {keys} keys",
+                  lambda i: torch.nn.functional.scaled_dot_product_attention(data[i][0], K, V, scale=1.0, enable_gqa=True),
+                  sets)
+        except Exception as e:  # noqa: BLE001
+            note("attention", "torch's attention", f"failed: {str(e)[:80]}")
+
+
 # ---------------------------------------------------------------- main
 
 def profile():
@@ -615,7 +699,11 @@ def profile():
     qkv, q = rand(R, 8192), poison(1, 16, R, 256, dtype=torch.float16)
     kc, vc = poison(R, 2048, dtype=torch.float16), poison(R, 2048, dtype=torch.float16)
     table, slots = torch.zeros(R, 128, 2, device=dev), torch.arange(R, device=dev)
+    att = [attention_case(1, R, 16, nk, D, [(keys - 256, 256)]) for nk, D, keys in ((8, 256, 384), (8, 256, 1279), (2, 512, 4352))]
+    att_out, att_sc = poison(R, 16 * 512, dtype=torch.float16), torch.zeros(2 * R * 16 * 520, device=dev)
     for _ in range(2):
+        for (aq, ak, av, sp), nk, D in zip(att, (8, 8, 2), (256, 256, 512)):
+            call("canvas_attention", aq, R, 1, 16, nk, D, ak, av, I64(nk * D + 8), sp, 2, att_out, F16, att_sc)
         st, sc = run_stats(x, temp, u, 30.0)
         call("likeliest", x, F32, R, V, temp, 30.0, st, sc, k, 0.0, 0, ids, w, dr)
         call("soft_embed", tab, Q6_K, V, H, ids, w, R, k, 1.0, soft)
@@ -626,7 +714,7 @@ def profile():
         call("rope_kv", qkv, F32, R, 1, 16, 8, 256, 1, n, n, EPS, table, slots, q, F16, kc, vc, I64(2048))
 
 
-SECTIONS = {f.__name__: f for f in (stats, likeliest, embed, norms, router, rope)}
+SECTIONS = {f.__name__: f for f in (stats, likeliest, embed, norms, router, rope, attention)}
 
 
 def child(names, status):

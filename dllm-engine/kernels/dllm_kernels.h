@@ -26,6 +26,7 @@ enum dllm_type {
     DLLM_BF16 = 30
 };
 
+#include "attention.h"
 #include "norms.h"
 #include "position_stats.h"
 #include "rope_kv.h"

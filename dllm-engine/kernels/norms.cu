@@ -1,6 +1,6 @@
-// One block per row; a thread keeps its part of the row and of the weights in registers, loaded one reduction
-// ahead, so every value is read and written once and few loads wait behind a barrier. All of it is bound by the latency of a few block reductions: hence as many threads as the
-// row has groups of four.
+// One block per row; a thread keeps its part of the row and of the weights in registers, loaded one reduction ahead, so
+// every value is read and written once and few loads wait behind a barrier. All of it is bound by the latency of a few
+// block reductions: hence as many threads as the row has groups of four.
 #include "dllm_device.cuh"
 
 namespace dllm {
@@ -28,7 +28,25 @@ __device__ __forceinline__ float block_sum(float v, Sum2 (*buf)[32], int which) 
     return warp_sum(lane < warps ? buf[which][lane].a : 0.f);
 }
 
+__device__ __forceinline__ float4 to_float4(float4 v) { return v; }
+__device__ __forceinline__ float4 to_float4(uint2 v) { return unpack_half4(v); }
+
 __device__ __forceinline__ float4 weight4(const float* w, int i) { return reinterpret_cast<const float4*>(w)[i]; }
+
+// Sum of the parts of one group of four; the loads of a round are issued together, of f16 more at a time.
+template <typename RAW, int ROUND>
+__device__ __forceinline__ float4 sum_parts(const void* m, int parts, size_t at, int64_t stride) {
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int p = 0; p < parts; p += ROUND) {
+        RAW raw[ROUND] = {};
+#pragma unroll
+        for (int j = 0; j < ROUND; j++)
+            if (p + j < parts) raw[j] = reinterpret_cast<const RAW*>(m)[at + (p + j) * stride];
+#pragma unroll
+        for (int j = 0; j < ROUND; j++) sum = sum + to_float4(raw[j]);
+    }
+    return sum;
+}
 
 // Every kernel: NV groups of four per thread, group i of a thread at t + i * blockDim.x.
 #define EACH_GROUP(i, g)                                                   \
@@ -130,9 +148,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     EACH_GROUP(i, g) {
         const size_t at = blockIdx.x * m_row4 + g;
         a[i] = load4(d, d_type, row + g);
-        b[i] = load4(m, m_type, at);
-#pragma unroll 4
-        for (int p = 1; p < m_parts; p++) b[i] = b[i] + load4(m, m_type, at + p * m_part4);
+        b[i] = m_type == DLLM_F16 ? sum_parts<uint2, 8>(m, m_parts, at, m_part4)
+                                  : sum_parts<float4, 4>(m, m_parts, at, m_part4);
         res[i] = reinterpret_cast<const float4*>(r)[row + g];
         w1[i] = weight4(post_1, g), w2[i] = weight4(post_2, g);
         two.a += dot4(a[i]), two.b += dot4(b[i]);

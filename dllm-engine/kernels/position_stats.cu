@@ -20,7 +20,7 @@ constexpr int MAX_K = 256;
 constexpr int MAX_GROUP_LISTS = 512;
 constexpr int MAX_CANDIDATES = 2048;
 constexpr int MAX_GROUPS = 524288 / GROUP;
-constexpr int PICK_THREADS = 256;
+constexpr int PICK_THREADS = 512;
 
 inline int chunks_of(int vocab) { return (vocab + CHUNK - 1) / CHUNK; }
 
@@ -43,6 +43,19 @@ struct Scale {
     __device__ __forceinline__ float diff(float x, float a_minus_m2, float m2) const {
         if (CAP) return fmaf(b, rcp_fast(1.f + exp2_fast(x * c)), a_minus_m2);
         return fmaf(x, a, -m2);
+    }
+    // The same for two at once with one reciprocal: the pass is bound by the special-function unit. The exponent is
+    // bounded so that the product stays finite; beyond 2^60 tanh is 1 anyway.
+    __device__ __forceinline__ void diff2(float x, float y, float a_minus_m2, float m2, float& dx, float& dy) const {
+        if (CAP) {
+            const float p = 1.f + exp2_fast(fminf(x * c, 60.f)), q = 1.f + exp2_fast(fminf(y * c, 60.f));
+            const float r = rcp_fast(p * q) * b;
+            dx = fmaf(r, q, a_minus_m2);
+            dy = fmaf(r, p, a_minus_m2);
+        } else {
+            dx = fmaf(x, a, -m2);
+            dy = fmaf(y, a, -m2);
+        }
     }
     __device__ __forceinline__ float z(float x) const {
         if (CAP) return fmaf(b, rcp_fast(1.f + exp2_fast(x * c)), a);
@@ -113,11 +126,13 @@ __device__ __forceinline__ void scan_chunk(const T* __restrict__ row, int first,
         for (int j = 0; j < V; j++)
             if (WHOLE || base + j * 32 * N < vocab)
 #pragma unroll
-                for (int e = 0; e < N; e++) {
-                    const float d = sc.diff(x[j][e], am, m2), p = exp2_fast(d);
-                    s += p;
-                    sz = fmaf(d, p, sz);
-                    bad = fmaf(x[j][e], 0.f, bad);  // NaN from the first NaN or infinity on
+                for (int e = 0; e < N; e += 2) {
+                    float d0, d1;
+                    sc.diff2(x[j][e], x[j][e + 1], am, m2, d0, d1);
+                    const float p0 = exp2_fast(d0), p1 = exp2_fast(d1);
+                    s += p0 + p1;
+                    sz = fmaf(d0, p0, fmaf(d1, p1, sz));
+                    bad = fmaf(x[j][e], 0.f, fmaf(x[j][e + 1], 0.f, bad));  // NaN from the first NaN or infinity on
                 }
     }
     gmax[lane] = top;
@@ -351,6 +366,7 @@ __global__ void __launch_bounds__(PICK_THREADS)
 #pragma unroll
         for (int w = 0; w < WARPS; w++) all += counts[bit & 1][w];
         if (all >= k) bar = trial;
+        if (all == k) break;  // these k groups hold k elements of at least `bar`: low enough
     }
     if (t == 0) n_list = n_cand = 0;
     __syncthreads();
@@ -363,39 +379,49 @@ __global__ void __launch_bounds__(PICK_THREADS)
     __syncthreads();
 
     const T* p = logits + static_cast<size_t>(row) * vocab;
-    if (n_list <= MAX_GROUP_LISTS)
-        for (int i = warp; i < n_list; i += WARPS) {
-            const int first = list[i] / 32 * CHUNK + list[i] % 32 * N;
+    if (n_list <= MAX_GROUP_LISTS) {
+        // A thread takes 16 bytes of a group; four such loads in flight.
+#pragma unroll 1
+        for (int i = t; i < n_list * VECS; i += 4 * PICK_THREADS) {
+            float x[4][N];
+            int at[4];
 #pragma unroll
-            for (int v = lane; v < VECS; v += 32) {
-                const int at = first + v * 32 * N;
-                if (at >= vocab) continue;
-                float x[N];
-                Vec<T>::load(p + at, x);
-#pragma unroll
-                for (int e = 0; e < N; e++)
-                    if (sort_key(x[e]) >= bar) {
-                        const int c = atomicAdd(&n_cand, 1);
-                        if (c < MAX_CANDIDATES) cand[c] = rank_key(x[e], at + e);
-                    }
+            for (int j = 0; j < 4; j++) {
+                const int n = i + j * PICK_THREADS, group = n < n_list * VECS ? list[n / VECS] : 0;
+                at[j] = n < n_list * VECS ? group / 32 * CHUNK + group % 32 * N + n % VECS * 32 * N : vocab;
+                if (at[j] < vocab) Vec<T>::load(p + at[j], x[j]);
             }
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (at[j] < vocab)
+#pragma unroll
+                    for (int e = 0; e < N; e++)
+                        if (sort_key(x[j][e]) >= bar) {
+                            const int c = atomicAdd(&n_cand, 1);
+                            if (c < MAX_CANDIDATES) cand[c] = rank_key(x[j][e], at[j] + e);
+                        }
         }
+    }
     __syncthreads();
 
     const int n = n_cand;
     if (n_list > MAX_GROUP_LISTS || n > MAX_CANDIDATES || n < k) {
         pick_slowly<T>(p, vocab, k, picked);
     } else {
-        for (int c = t; c < n; c += PICK_THREADS) {
-            const unsigned long long mine = cand[c];
+        // Rank = number of better candidates; four threads share the counting for one of them.
+        for (int c = t / 4; c < (n + 7) / 8 * 8; c += PICK_THREADS / 4) {
+            const unsigned long long mine = c < n ? cand[c] : 0;
             int rank = 0;
-            for (int o = 0; o < n && rank < k; o++) rank += cand[o] > mine;
-            if (rank < k) picked[rank] = mine;
+#pragma unroll 8
+            for (int o = t % 4; o < n; o += 4) rank += cand[o] > mine;
+            rank += __shfl_xor_sync(FULL, rank, 1);
+            rank += __shfl_xor_sync(FULL, rank, 2);
+            if (c < n && rank < k) picked[rank] = mine;
         }
     }
     __syncthreads();
 
-    // weights: k <= 256 = one per thread
+    // weights: k is at most the number of threads
     const Scale<CAP> sc(cap, temp[row]);
     const float m2 = sc.z(__uint_as_float(st[DLLM_STAT_MAX_LOGIT])), s = __uint_as_float(st[DLLM_STAT_SUM_EXP]);
     float w = 0.f;

@@ -7,12 +7,19 @@
 namespace dllm {
 namespace {
 
-constexpr int TOKEN_WARPS = 4;  // warps that share the tokens of one row and 256 columns
+constexpr int TOKEN_WARPS = 4;    // warps that share the tokens of one row and 256 columns
+constexpr int MAX_TOKENS = 512;
 
 __device__ __forceinline__ unsigned u16_at(const uint8_t* p) { return *reinterpret_cast<const uint16_t*>(p); }
 __device__ __forceinline__ float half_at(const uint8_t* p) {
     return __half2float(*reinterpret_cast<const __half*>(p));
 }
+
+// Byte e of `bytes` as a float plus 2^23, without a conversion instruction.
+__device__ __forceinline__ float byte_float(unsigned bytes, int e) {
+    return __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7440 + e));
+}
+constexpr float BYTE_BIAS = 8388608.f;
 
 // load: the lane's 8 values of the 256 columns from `first` on.  col(i): where value i belongs, relative to `first`.
 template <int TYPE> struct Table;
@@ -60,10 +67,10 @@ template <> struct Table<DLLM_Q8_0> {
         const float d = half_at(b);
         const uint8_t* q = b + 2 + lane % 4 * 8;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const unsigned w = u16_at(q + 2 * i);
-            v[2 * i] = d * static_cast<int8_t>(w & 0xff);
-            v[2 * i + 1] = d * static_cast<int8_t>(w >> 8);
+        for (int i = 0; i < 2; i++) {  // q + 128 as an unsigned byte
+            const unsigned w = (u16_at(q + 4 * i) | u16_at(q + 4 * i + 2) << 16) ^ 0x80808080u;
+#pragma unroll
+            for (int e = 0; e < 4; e++) v[4 * i + e] = d * (byte_float(w, e) - (BYTE_BIAS + 128.f));
         }
     }
 };
@@ -87,7 +94,8 @@ template <> struct Table<DLLM_Q4_K> {
             const int mn = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
             const float scale = d * sc, low = dmin * mn;
 #pragma unroll
-            for (int e = 0; e < 4; e++) v[4 * h + e] = scale * (q >> (8 * e + 4 * h) & 15) - low;
+            for (int e = 0; e < 4; e++)
+                v[4 * h + e] = scale * (byte_float(q >> 4 * h & 0x0f0f0f0fu, e) - BYTE_BIAS) - low;
         }
     }
 };
@@ -107,14 +115,16 @@ template <> struct Table<DLLM_Q6_K> {
         const unsigned hi = u16_at(b + 128 + 32 * n + l);
         const int8_t* s = reinterpret_cast<const int8_t*>(b) + 192 + 8 * n + l / 16;
         const float d = half_at(b + 208);
+        // bytes: columns l, l+1, l+32, l+33 and then the same + 64
+        const unsigned q[2] = {
+            (lo & 0x0f0f0f0fu) | ((hi & 0x0303u) | (hi & 0x0c0cu) << 14) << 4,
+            (lo >> 4 & 0x0f0f0f0fu) | ((hi >> 4 & 0x0303u) | (hi & 0xc0c0u) << 10) << 4};
 #pragma unroll
         for (int c = 0; c < 4; c++) {
             const float scale = d * s[2 * c];
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int low = lo >> (16 * (c & 1) + 8 * e + 4 * (c >> 1)) & 15, high = hi >> (8 * e + 2 * c) & 3;
-                v[2 * c + e] = scale * ((low | high << 4) - 32);
-            }
+            for (int e = 0; e < 2; e++)
+                v[2 * c + e] = scale * (byte_float(q[c >> 1], 2 * (c & 1) + e) - (BYTE_BIAS + 32.f));
         }
     }
 };
@@ -144,25 +154,45 @@ template <int TYPE>
 __global__ void __launch_bounds__(32 * TOKEN_WARPS)
     soft_kernel(const uint8_t* __restrict__ table, int vocab, int hidden, const int32_t* __restrict__ ids,
                 const float* __restrict__ weights, int k, float scale, float* out) {
-    __shared__ float sums[TOKEN_WARPS][256];
+    constexpr int AHEAD = 4;  // tokens of a warp in flight
+    __shared__ float sums[TOKEN_WARPS][256], w_of[MAX_TOKENS];
+    __shared__ int id_of[MAX_TOKENS], used;
     const int row = blockIdx.y, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = blockIdx.x * 256;
     const bool in = first + Table<TYPE>::col(lane, 0) < hidden;
     const size_t bytes = Table<TYPE>::row_bytes(hidden);
     ids += static_cast<size_t>(row) * k;
     weights += static_cast<size_t>(row) * k;
-    float acc[8] = {};
-#pragma unroll 4
-    for (int j = warp; j < k; j += TOKEN_WARPS) {
-        const float w = weights[j];
-        const int id = ids[j];
-        if (w == 0.f || !in) continue;
+
+    // The list is filled up with weight 0 to whole rounds, so that the loop has no branch and its loads can run ahead;
+    // a tail of zero weights is cut off.
+    int mine = 0;
+    const int room = (k + TOKEN_WARPS * AHEAD - 1) / (TOKEN_WARPS * AHEAD) * (TOKEN_WARPS * AHEAD);
+    for (int j = threadIdx.x; j < room; j += 32 * TOKEN_WARPS) {
+        const float w = j < k ? weights[j] : 0.f;
+        const int id = j < k ? ids[j] : 0;
         const bool ok = id >= 0 && id < vocab;
-        float v[8];
-        Table<TYPE>::load(table + (ok ? id : 0) * bytes, first, lane, v);
-        const float wt = ok ? w : __int_as_float(0x7fffffff);
-#pragma unroll
-        for (int i = 0; i < 8; i++) acc[i] = fmaf(wt, v[i], acc[i]);
+        id_of[j] = ok ? id : 0;
+        w_of[j] = ok || w == 0.f ? w : __int_as_float(0x7fffffff);
+        if (w != 0.f) mine = j + 1;
     }
+    if (threadIdx.x == 0) used = 0;
+    __syncthreads();
+    mine = __reduce_max_sync(FULL, mine);
+    if (lane == 0) atomicMax(&used, mine);
+    __syncthreads();
+
+    float acc[8] = {};
+    if (in)
+        for (int j0 = 0; j0 < used; j0 += TOKEN_WARPS * AHEAD)
+#pragma unroll
+            for (int a = 0; a < AHEAD; a++) {
+                const int j = j0 + a * TOKEN_WARPS + warp;
+                float v[8];
+                Table<TYPE>::load(table + id_of[j] * bytes, first, lane, v);
+                const float w = w_of[j];
+#pragma unroll
+                for (int i = 0; i < 8; i++) acc[i] = fmaf(w, v[i], acc[i]);
+            }
 #pragma unroll
     for (int i = 0; i < 8; i++) sums[warp][Table<TYPE>::col(lane, i)] = acc[i];
     __syncthreads();
@@ -188,7 +218,7 @@ int run(cudaStream_t s, const void* table, int vocab, int hidden, const int32_t*
 
 int run_type(void* stream, const void* table, int table_type, int vocab, int hidden, const int32_t* ids,
              const float* weights, int rows, int k, float scale, float* out) {
-    if (rows < 1 || rows > 65535 || k < 1 || hidden < 8 || hidden % 8) return BAD_SIZE;
+    if (rows < 1 || rows > 65535 || k < 1 || k > MAX_TOKENS || hidden < 8 || hidden % 8) return BAD_SIZE;
     auto s = static_cast<cudaStream_t>(stream);
     switch (table_type) {
         case DLLM_F32: return run<DLLM_F32>(s, table, vocab, hidden, ids, weights, rows, k, scale, out);

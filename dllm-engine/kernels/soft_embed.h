@@ -13,7 +13,8 @@ DLLM_API int dllm_embed_rows(void* stream, const void* table, int table_type, in
                              const int32_t* ids, int rows, float scale, float* out);
 
 // out[row] = scale * sum_j weights[row][j] * table[ids[row][j]]
-//   ids [rows][k] i32, weights [rows][k] f32 (0 = skip), out [rows][hidden] f32
+//   ids [rows][k] i32, weights [rows][k] f32, out [rows][hidden] f32; 1 <= k <= 512
+//   Tokens behind the last weight that is not 0 are not read.
 DLLM_API int dllm_soft_embed(void* stream, const void* table, int table_type, int vocab, int hidden,
                              const int32_t* ids, const float* weights, int rows, int k, float scale, float* out);
 
