@@ -7,6 +7,8 @@
 #include "quant_blocks.cuh"
 #include "quant_mm.h"
 
+#include <type_traits>
+
 namespace dllm {
 
 enum Epilogue { OUT_F32 = DLLM_MM_F32, OUT_F16 = DLLM_MM_F16, OUT_GELU = DLLM_MM_GELU, OUT_WEIGHTED, OUT_ATOMIC };
@@ -57,6 +59,10 @@ __device__ __forceinline__ float gelu(float x) {
     return x / (1.0f + __expf(-2.0f * y));
 }
 __device__ __forceinline__ __half to_half(float x) { return __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f)); }
+
+// Layouts for which a tuning build (DLLM_TUNE) has all tile variants.
+template <class L> constexpr bool TUNED =
+    std::is_same_v<L, L4o> || std::is_same_v<L, L5> || std::is_same_v<L, L6> || std::is_same_v<L, L8>;
 
 template <class L, int MT_, int NT_, int WM_, int WN_, int STAGES_> struct Tiling {
     static constexpr int MT = MT_, NT = NT_, WM = WM_, WN = WN_, STAGES = STAGES_;
@@ -212,12 +218,12 @@ __global__ void __launch_bounds__(T::THREADS, MIN_BLOCKS) matmul_kernel(const Ma
 
     // this thread's pieces of a chunk's weights
     constexpr int PIECES = T::W_BYTES / 16, PER_STREAM = L::UNIT / 4, W_COPIES = (PIECES + T::THREADS - 1) / T::THREADS;
-    const unsigned char* w_src[W_COPIES];
+    uint32_t w_src[W_COPIES];  // offsets from w: 32 bits spare registers, a matrix has less than 4 GiB
 #pragma unroll
     for (int i = 0; i < W_COPIES; ++i) {
         const int piece = tid + i * T::THREADS, s = piece / PER_STREAM;
         const int block = min(block_m * (T::TILES / 4) + s, last_block);  // past the end: read the last one again
-        w_src[i] = w + block * stream + (piece - s * PER_STREAM) * 16;
+        w_src[i] = (uint32_t)(block * stream + (piece - s * PER_STREAM) * 16);
     }
     constexpr int ROWS_AT_ONCE = T::THREADS / 8, X_COPIES = (T::TOKENS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     const int x_token = tid / 8, x_piece = tid % 8;
@@ -232,11 +238,11 @@ __global__ void __launch_bounds__(T::THREADS, MIN_BLOCKS) matmul_kernel(const Ma
             entry[i] = MOE ? p.plan[p.n_expert + 1 + first + at] : at;
         }
         __syncthreads();
-        const __half* x_src[X_COPIES];
+        uint32_t x_src[X_COPIES];  // offsets from x, in elements
 #pragma unroll
         for (int i = 0; i < X_COPIES; ++i) {
             const int e = entry[min(x_token + i * ROWS_AT_ONCE, T::TOKENS - 1)];
-            x_src[i] = p.x + (int64_t)(MOE ? e / p.gather : e) * p.ldx + x_piece * 8;
+            x_src[i] = (uint32_t)((MOE ? e / p.gather : e) * p.ldx) + x_piece * 8;
         }
         const int padded = (tokens + 15) & ~15;
 
@@ -245,11 +251,11 @@ __global__ void __launch_bounds__(T::THREADS, MIN_BLOCKS) matmul_kernel(const Ma
 #pragma unroll
             for (int i = 0; i < W_COPIES; ++i)
                 if (PIECES % T::THREADS == 0 || tid + i * T::THREADS < PIECES)
-                    copy16(base + (tid + i * T::THREADS) * 16, w_src[i] + (int64_t)chunk * (4 * L::UNIT));
+                    copy16(base + (tid + i * T::THREADS) * 16, w + w_src[i] + (int64_t)chunk * (4 * L::UNIT));
 #pragma unroll
             for (int i = 0; i < X_COPIES; ++i)
                 if (x_token + i * ROWS_AT_ONCE < padded)
-                    copy16(base + x_dst + i * ROWS_AT_ONCE * 128, x_src[i] + chunk * 64);
+                    copy16(base + x_dst + i * ROWS_AT_ONCE * 128, p.x + x_src[i] + chunk * 64);
         };
 
         float acc[T::MT][T::NT][4];
