@@ -1,10 +1,10 @@
 #!/bin/bash
 # Builds the kernels of a step, checks and times them, runs the sanitizers on small sizes and profiles the large ones.
-# usage: step_run.sh OUT [sections]     (on a machine with a GPU, nvcc and torch; from the repository root)
-OUT=$1; SECTIONS=${2:-}
+# usage: step_run.sh OUT [sections] [sections for the sanitizers]     (on a machine with a GPU, nvcc and torch; from the repository root)
+OUT=$1; SECTIONS=${2:-}; SANITIZE=${3:-$SECTIONS}
 KERNELS=dllm-engine/kernels
 FILES=""
-for f in position_stats soft_embed norms router rope_kv attention; do
+for f in position_stats likeliest soft_embed norms router rope_kv attention; do
   [ -f $KERNELS/$f.cu ] && FILES="$FILES $KERNELS/$f.cu"
 done
 LIB=/tmp/libdllm_step.so
@@ -15,12 +15,16 @@ for f in $FILES; do
     -o /tmp/step_obj/$(basename $f .cu).o &
   pids="$pids $!"
 done
-for p in $pids; do wait $p || echo "COMPILE FAILED"; done
+SMALL=/tmp/libdllm_small.so  # the attention variant for chips with little shared memory
+nvcc -shared -DDLLM_SMALL_SHARED -Xcompiler -fPIC -O3 -std=c++17 -gencode arch=compute_90,code=sm_90 \
+  $KERNELS/attention.cu -o $SMALL &
+for p in $pids $!; do wait $p || echo "COMPILE FAILED"; done
 nvcc -shared -o $LIB /tmp/step_obj/*.o || exit 1
 T=build-scripts/device/test_step.py
 export PYTHONUNBUFFERED=1
 ONLY=${SECTIONS:+--only $SECTIONS}
 timeout 200 python3 $T $LIB $ONLY > $OUT/step.txt 2> $OUT/step.err
+timeout 60 python3 $T $SMALL --only attention >> $OUT/step.txt 2>> $OUT/step.err
 sed -n '/=== failures/,$p' $OUT/step.txt
 [ -s $OUT/step.err ] && tail -5 $OUT/step.err
 PROFILE=${PROFILE:-scan|join_|likeliest|soft_kernel|layer_out|product_kernel|pick_kernel|attend}
@@ -34,10 +38,13 @@ done
 timeout 60 ncu --clock-control none -k "regex:$PROFILE" --metrics $METRICS --csv --page raw \
   python3 $T $LIB --only profile --child /dev/null > $OUT/ncu.csv 2> $OUT/ncu.err
 grep -c '^"' $OUT/ncu.csv
+sanitize() {  # tool, library, sections
+  timeout 110 compute-sanitizer --tool $1 python3 $T $2 --small $3 > $OUT/$1_$(basename $2 .so).txt 2>&1
+  grep -v ' ok$' $OUT/$1_$(basename $2 .so).txt | tail -6
+}
 pids=""
 for tool in memcheck racecheck; do
-  (timeout 100 compute-sanitizer --tool $tool python3 $T $LIB --small $ONLY > $OUT/$tool.txt 2>&1
-   grep -v ' ok$' $OUT/$tool.txt | tail -6) &
-  pids="$pids $!"
+  sanitize $tool $LIB "${SANITIZE:+--only $SANITIZE}" & pids="$pids $!"
+  sanitize $tool $SMALL "--only attention" & pids="$pids $!"
 done
 for p in $pids; do wait $p; done

@@ -27,6 +27,7 @@ enum dllm_type {
 };
 
 #include "attention.h"
+#include "likeliest.h"
 #include "norms.h"
 #include "position_stats.h"
 #include "rope_kv.h"

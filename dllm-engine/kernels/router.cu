@@ -1,13 +1,15 @@
 // The product runs as m16n8k8 TF32 with split factors (hi*hi + hi*lo + lo*hi). The shape is small and bound by latency:
 // the hidden axis is cut into slices so that the grid fills the chip, and a second kernel, one block per row, adds the
-// slices in order and picks the experts. Fragments come straight from memory: a sum over the hidden axis may take its
-// terms in any order, so a lane reads 16 neighbouring bytes and uses them as its terms of two successive mma steps.
+// slices in order and picks the experts. A sum over the hidden axis may take its terms in any order, so a lane
+// reads 16 neighbouring bytes and uses them as its terms of two successive mma steps.
 #include "dllm_device.cuh"
 
 namespace dllm {
 namespace {
 
 constexpr int TILE_ROWS = 32, TILE_EXPERTS = 128, WARPS = 8, STEP = 16, PICK_WARPS = 4;
+constexpr int CHUNK = 96, PITCH = CHUNK + 16;  // pitch: a quarter warp's 16-byte reads fall into different banks
+constexpr int SHARED = (TILE_ROWS + TILE_EXPERTS) * PITCH * 4;
 constexpr int MAX_EXPERTS = 256, MAX_USED = 16;
 
 __device__ __forceinline__ void split(float x, unsigned& hi, unsigned& lo) {
@@ -21,63 +23,85 @@ __device__ __forceinline__ void mma(float* c, const unsigned* a, const unsigned*
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// grid: (slices, row tiles, expert tiles); part [slices][rows][experts]
+__device__ __forceinline__ void copy16(float* dst, const float* src) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(dst))),
+                 "l"(src) : "memory");
+}
+
+// grid: (slices, row tiles, expert tiles); part [slices][rows][experts]. A block takes CHUNK columns at a time into
+// shared memory, all in flight at once; for few rows that is all it does.
 __global__ void __launch_bounds__(32 * WARPS, 2)
     product_kernel(const float* __restrict__ zr, const float* __restrict__ wr, int rows, int experts, int hidden,
                    int slice, float* __restrict__ part) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const int row0 = blockIdx.y * TILE_ROWS, e0 = blockIdx.z * TILE_EXPERTS + warp * 16;
+    extern __shared__ __align__(16) float smem[];  // [TILE_ROWS + TILE_EXPERTS][PITCH]
+    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
+    const int row0 = blockIdx.y * TILE_ROWS, tile0 = blockIdx.z * TILE_EXPERTS, e0 = tile0 + warp * 16;
     const int k0 = blockIdx.x * slice, k1 = min(k0 + slice, hidden);
-    if (e0 >= experts) return;
+    const int tall = TILE_ROWS + min(TILE_EXPERTS, experts - tile0);
 
-    // Rows beyond the end are read from the last one and not written.
-    const float *a_row[4], *b_row[2];
+    const float *a_at[4], *b_at[2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) a_row[i] = zr + static_cast<size_t>(min(row0 + i * 8 + g, rows - 1)) * hidden + 4 * t;
+    for (int i = 0; i < 4; i++) a_at[i] = smem + (i * 8 + g) * PITCH + 4 * t;
 #pragma unroll
-    for (int i = 0; i < 2; i++) b_row[i] = wr + static_cast<size_t>(min(e0 + i * 8 + g, experts - 1)) * hidden + 4 * t;
+    for (int i = 0; i < 2; i++) b_at[i] = smem + (TILE_ROWS + warp * 16 + i * 8 + g) * PITCH + 4 * t;
 
     float c[2][2][4] = {};
+    for (int kc = k0; kc < k1; kc += CHUNK) {
+        const int width = min(CHUNK, k1 - kc);
+        if (kc > k0) __syncthreads();
+        // Rows beyond the end are read from the last one and not written.
+        for (int i = tid; i < tall * (CHUNK / 4); i += 32 * WARPS) {
+            const int r = i / (CHUNK / 4), col = i % (CHUNK / 4) * 4;
+            if (col >= width) continue;
+            const float* src = r < TILE_ROWS ? zr + static_cast<size_t>(min(row0 + r, rows - 1)) * hidden
+                                             : wr + static_cast<size_t>(tile0 + r - TILE_ROWS) * hidden;
+            copy16(smem + r * PITCH + col, src + kc + col);
+        }
+        asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
+        __syncthreads();
+        if (e0 >= experts) continue;
 #pragma unroll 2
-    for (int k = k0; k < k1; k += STEP) {
-        float4 a[4], b[2];
+        for (int k = 0; k < width; k += STEP) {
+            float4 a[4], b[2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) b[i] = __ldg(reinterpret_cast<const float4*>(b_row[i] + k));
+            for (int i = 0; i < 2; i++) b[i] = *reinterpret_cast<const float4*>(b_at[i] + k);
 #pragma unroll
-        for (int i = 0; i < 4; i++) a[i] = __ldg(reinterpret_cast<const float4*>(a_row[i] + k));
-        // The tensor cores cut off when they add, which would pile up over a long sum: each step has its own sums.
-        float d[2][2][4] = {};
+            for (int i = 0; i < 4; i++) a[i] = *reinterpret_cast<const float4*>(a_at[i] + k);
+            // The tensor cores cut off when they add, which would pile up over a long sum: each step has its own sums.
+            float d[2][2][4] = {};
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            unsigned ah[2][4], al[2][4], bh[2][2], bl[2][2];
+            for (int h = 0; h < 2; h++) {
+                unsigned ah[2][4], al[2][4], bh[2][2], bl[2][2];
 #pragma unroll
-            for (int n = 0; n < 2; n++) {
-                split(h ? b[n].z : b[n].x, bh[n][0], bl[n][0]);
-                split(h ? b[n].w : b[n].y, bh[n][1], bl[n][1]);
-            }
+                for (int n = 0; n < 2; n++) {
+                    split(h ? b[n].z : b[n].x, bh[n][0], bl[n][0]);
+                    split(h ? b[n].w : b[n].y, bh[n][1], bl[n][1]);
+                }
 #pragma unroll
-            for (int m = 0; m < 2; m++) {  // a fragment: (row g, k t), (g+8, t), (g, t+4), (g+8, t+4)
-                split(h ? a[2 * m].z : a[2 * m].x, ah[m][0], al[m][0]);
-                split(h ? a[2 * m + 1].z : a[2 * m + 1].x, ah[m][1], al[m][1]);
-                split(h ? a[2 * m].w : a[2 * m].y, ah[m][2], al[m][2]);
-                split(h ? a[2 * m + 1].w : a[2 * m + 1].y, ah[m][3], al[m][3]);
+                for (int m = 0; m < 2; m++) {  // a fragment: (row g, k t), (g+8, t), (g, t+4), (g+8, t+4)
+                    split(h ? a[2 * m].z : a[2 * m].x, ah[m][0], al[m][0]);
+                    split(h ? a[2 * m + 1].z : a[2 * m + 1].x, ah[m][1], al[m][1]);
+                    split(h ? a[2 * m].w : a[2 * m].y, ah[m][2], al[m][2]);
+                    split(h ? a[2 * m + 1].w : a[2 * m + 1].y, ah[m][3], al[m][3]);
+                }
+#pragma unroll
+                for (int m = 0; m < 2; m++)
+#pragma unroll
+                    for (int n = 0; n < 2; n++) {
+                        mma(d[m][n], al[m], bh[n]);
+                        mma(d[m][n], ah[m], bl[n]);
+                        mma(d[m][n], ah[m], bh[n]);
+                    }
             }
 #pragma unroll
             for (int m = 0; m < 2; m++)
 #pragma unroll
-                for (int n = 0; n < 2; n++) {
-                    mma(d[m][n], al[m], bh[n]);
-                    mma(d[m][n], ah[m], bl[n]);
-                    mma(d[m][n], ah[m], bh[n]);
-                }
+                for (int n = 0; n < 2; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) c[m][n][i] += d[m][n][i];
         }
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-#pragma unroll
-            for (int n = 0; n < 2; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) c[m][n][i] += d[m][n][i];
     }
+    if (e0 >= experts) return;
     float* out = part + static_cast<size_t>(blockIdx.x) * rows * experts;
 #pragma unroll
     for (int m = 0; m < 2; m++)
@@ -104,8 +128,14 @@ __global__ void __launch_bounds__(32 * PICK_WARPS)
         const float4* p = reinterpret_cast<const float4*>(part + static_cast<size_t>(row) * experts) + i * 32 + lane;
         float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
         if (i * 128 + lane * 4 < experts)
-#pragma unroll 12
-            for (int s = warp; s < slices; s += PICK_WARPS) sum = sum + p[s * stride4];
+            for (int s0 = warp; s0 < slices; s0 += 8 * PICK_WARPS) {  // eight loads in flight
+                float4 x[8] = {};
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    if (s0 + j * PICK_WARPS < slices) x[j] = p[(s0 + j * PICK_WARPS) * stride4];
+#pragma unroll
+                for (int j = 0; j < 8; j++) sum = sum + x[j];
+            }
         shares[warp][i][lane] = sum;
     }
     __syncthreads();
@@ -154,12 +184,11 @@ __global__ void __launch_bounds__(32 * PICK_WARPS)
 
 int tiles_of(int n, int tile) { return (n + tile - 1) / tile; }
 
-// Enough slices for about 264 blocks (two per multiprocessor of the chips in question), at least 64 wide.
+// Enough slices for about 264 blocks (two per multiprocessor of the chips in question), in whole chunks.
 int slice_of(int rows, int experts, int hidden) {
     const int tiles = tiles_of(rows, TILE_ROWS) * tiles_of(experts, TILE_EXPERTS);
     const int slices = tiles >= 264 ? 1 : 264 / tiles;
-    const int slice = tiles_of(tiles_of(hidden, slices), STEP) * STEP;
-    return slice < 64 ? 64 : slice;
+    return tiles_of(tiles_of(hidden, slices), CHUNK) * CHUNK;
 }
 
 }  // namespace
@@ -182,7 +211,9 @@ DLLM_API int dllm_router(void* stream, const float* zr, const float* wr, const f
     const dim3 grid(slices, tiles_of(rows, TILE_ROWS), tiles_of(experts, TILE_EXPERTS));
     auto s = static_cast<cudaStream_t>(stream);
     float* part = static_cast<float*>(scratch);
-    product_kernel<<<grid, 32 * WARPS, 0, s>>>(zr, wr, rows, experts, hidden, slice, part);
+    const cudaError_t e = cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
+    if (e != cudaSuccess) return static_cast<int>(e);
+    product_kernel<<<grid, 32 * WARPS, SHARED, s>>>(zr, wr, rows, experts, hidden, slice, part);
     auto pick = experts <= 128 ? pick_kernel<4> : pick_kernel<8>;
     pick<<<rows, 32 * PICK_WARPS, 0, s>>>(part, slices, rows, experts, used, expert_scale, ids, weights, logits_out);
     return last_error();
