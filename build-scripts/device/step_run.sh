@@ -24,8 +24,9 @@ T=build-scripts/device/test_step.py
 export PYTHONUNBUFFERED=1
 ONLY=${SECTIONS:+--only $SECTIONS}
 timeout 200 python3 $T $LIB $ONLY > $OUT/step.txt 2> $OUT/step.err
-timeout 60 python3 $T $SMALL --only attention >> $OUT/step.txt 2>> $OUT/step.err
+timeout 60 python3 $T $SMALL --only attention --no-time > $OUT/small.txt 2>> $OUT/step.err
 sed -n '/=== failures/,$p' $OUT/step.txt
+echo "small variant of attention:"; sed -n '/=== failures/,/=== times/p' $OUT/small.txt | grep -v ===
 [ -s $OUT/step.err ] && tail -5 $OUT/step.err
 PROFILE=${PROFILE:-scan|join_|likeliest|soft_kernel|layer_out|product_kernel|pick_kernel|attend}
 METRICS=gpu__time_duration.sum,dram__bytes_read.sum,lts__t_bytes.sum,launch__registers_per_thread

@@ -48,9 +48,10 @@ __device__ __forceinline__ float4 sum_parts(const void* m, int parts, size_t at,
     return sum;
 }
 
-// Every kernel: NV groups of four per thread, group i of a thread at t + i * blockDim.x.
-#define EACH_GROUP(i, g)                                                   \
-    _Pragma("unroll") for (int i = 0; i < NV; i++)                         \
+// Every kernel: NV groups of four per thread, group i of a thread at t + i * blockDim.x. Always behind an
+// unroll pragma, which keeps the arrays in registers.
+#define EACH_GROUP(i, g)              \
+    for (int i = 0; i < NV; i++)      \
         if (const int g = threadIdx.x + i * blockDim.x; g < n4)
 
 template <int NV, int THREADS, int BLOCKS>
@@ -61,12 +62,14 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) rms_kernel(const void* __rest
     const size_t row = static_cast<size_t>(blockIdx.x) * n4;
     float4 v[NV], w[NV];
     float ss = 0.f;
+#pragma unroll
     EACH_GROUP(i, g) {
         v[i] = load4(x, x_type, row + g) * pre_scale;
         w[i] = weight ? weight4(weight, g) : make_float4(1.f, 1.f, 1.f, 1.f);
         ss += dot4(v[i]);
     }
     const float inv = rsqrtf(block_sum(ss, buf, 0) / (4 * n4) + eps);
+#pragma unroll
     EACH_GROUP(i, g) store4(out, out_type, row + g, v[i] * inv * w[i]);
 }
 
@@ -81,6 +84,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     const bool bare = causal && causal[blockIdx.x];
     float4 v[NV], w[NV];
     float ss = 0.f;
+#pragma unroll
     EACH_GROUP(i, g) {
         v[i] = reinterpret_cast<const float4*>(e)[row + g] * e_scale;
         w[i] = weight4(attn_norm, g);
@@ -92,6 +96,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     // mean(rms(x)^2) follows from mean(x^2): no second reduction.
     const float first = bare ? 1.f : rsqrtf(mean + eps);
     const float second = rsqrtf(mean * first * first + eps);
+#pragma unroll
     EACH_GROUP(i, g) {
         const float4 y = v[i] * first;
         reinterpret_cast<float4*>(h)[row + g] = y;
@@ -109,6 +114,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     const size_t row = static_cast<size_t>(blockIdx.x) * n4;
     float4 v[NV], res[NV], w[NV], wx[NV], wy[NV], wz[NV];
     float ss = 0.f;
+#pragma unroll
     EACH_GROUP(i, g) {
         v[i] = load4(a, a_type, row + g);
         res[i] = reinterpret_cast<const float4*>(h)[row + g];
@@ -118,12 +124,14 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     const float inv_a = rsqrtf(block_sum(ss, buf, 0) / (4 * n4) + eps);
     ss = 0.f;
+#pragma unroll
     EACH_GROUP(i, g) {
         res[i] = res[i] + v[i] * inv_a * w[i];
         reinterpret_cast<float4*>(r)[row + g] = res[i];
         ss += dot4(res[i]);
     }
     const float inv = rsqrtf(block_sum(ss, buf, 1) / (4 * n4) + eps);
+#pragma unroll
     EACH_GROUP(i, g) {
         const float4 n = res[i] * inv;
         store4(x, xy_type, row + g, n * wx[i]);
@@ -145,6 +153,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     const float s = causal && causal[blockIdx.x] ? *scale_causal : *scale_canvas;
     float4 a[NV], b[NV], res[NV], w1[NV], w2[NV];
     Sum2 two{0.f, 0.f};
+#pragma unroll
     EACH_GROUP(i, g) {
         const size_t at = blockIdx.x * m_row4 + g;
         a[i] = load4(d, d_type, row + g);
@@ -157,6 +166,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     two = block_sum(two, buf, 0);
     const float inv_a = rsqrtf(two.a / (4 * n4) + eps), inv_b = rsqrtf(two.b / (4 * n4) + eps);
     float ss = 0.f;
+#pragma unroll
     EACH_GROUP(i, g) {
         a[i] = a[i] * inv_a * w1[i] + b[i] * inv_b * w2[i];
         ss += dot4(a[i]);
@@ -165,6 +175,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     const float inv = rsqrtf(block_sum(ss, buf, 1) / (4 * n4) + eps);
     ss = 0.f;
+#pragma unroll
     EACH_GROUP(i, g) {
         res[i] = (res[i] + a[i] * inv * w1[i]) * s;
         if (h_next) reinterpret_cast<float4*>(h_next)[row + g] = res[i];
@@ -172,6 +183,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     if (!x_next) return;
     const float inv_h = rsqrtf(block_sum(ss, buf, 0) / (4 * n4) + eps);
+#pragma unroll
     EACH_GROUP(i, g) store4(x_next, x_type, row + g, res[i] * inv_h * w2[i]);
 }
 
