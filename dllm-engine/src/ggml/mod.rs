@@ -1,0 +1,22 @@
+//! Safe wrappers over ggml's C API: the only user of `llama-sys` besides `kernels`. A wrapper's doc names the C function.
+//!
+//! Ownership: `Backend`, `Buffer`, `Context`, `Graph` and `Allocator` own their C object and free it on drop. A `Tensor<'c>`
+//! borrows the `Context` it was made in. ggml asserts (and so aborts) on wrong shapes: callers check shapes first, and the
+//! wrappers check what is cheap.
+#![allow(unsafe_code)]
+
+mod backend;
+mod buffer;
+mod context;
+mod graph;
+pub(crate) mod log;
+pub(crate) mod mmap;
+mod tensor;
+mod types;
+
+pub(crate) use backend::{Backend, Device, DeviceKind, devices};
+pub(crate) use buffer::Buffer;
+pub(crate) use context::{Context, Rope};
+pub(crate) use graph::{Allocator, Graph, NodeOp, OpKey};
+pub(crate) use tensor::{Handle, Tensor, dequantize, row_bytes};
+pub use types::GgmlType;

@@ -1,0 +1,153 @@
+//! Tensors and element types.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use llama_sys as sys;
+
+use crate::error::{Error, Result};
+use crate::ggml::{Context, GgmlType};
+
+/// Bytes of a row of `n` elements (`ggml_row_size`).
+pub(crate) fn row_bytes(ty: GgmlType, n: usize) -> usize {
+    // SAFETY: pure arithmetic on a known type.
+    unsafe { sys::ggml_row_size(ty.id() as sys::ggml_type, n as i64) }
+}
+
+/// Expands `out.len()` elements to F32 (`ggml_type_traits.to_float`). The length is a multiple of the type's block.
+pub(crate) fn dequantize(ty: GgmlType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
+    let wrong = |why: &str| Error::Backend(format!("cannot expand {} values: {why}", ty.name()));
+    if out.len() % ty.block_size() as usize != 0 || bytes.len() < row_bytes(ty, out.len()) {
+        return Err(wrong("the length is not that of whole blocks"));
+    }
+    if ty == GgmlType::F32 {
+        for (value, raw) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+            *value = f32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]]);
+        }
+        return Ok(());
+    }
+    // SAFETY: known type, static table.
+    let traits = unsafe { &*sys::ggml_get_type_traits(ty.id() as sys::ggml_type) };
+    let convert = traits.to_float.ok_or_else(|| wrong("ggml has no conversion"))?;
+    // SAFETY: the lengths were checked above; conversions read whole blocks and write that many floats.
+    unsafe { convert(bytes.as_ptr().cast(), out.as_mut_ptr(), out.len() as i64) };
+    Ok(())
+}
+
+/// A node or leaf, borrowed from the context it was made in.
+#[derive(Clone, Copy)]
+pub(crate) struct Tensor<'c> {
+    raw: NonNull<sys::ggml_tensor>,
+    context: PhantomData<&'c Context>,
+}
+
+/// A tensor stored beside the context that owns it; `Context::tensor` gives the borrow back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Handle(pub(super) NonNull<sys::ggml_tensor>);
+
+// SAFETY: only a name; it is dereferenced through the owning context alone.
+unsafe impl Send for Handle {}
+
+impl<'c> Tensor<'c> {
+    /// # Safety
+    /// `raw` is null or a tensor of a context that lives for `'c`.
+    pub(super) unsafe fn from_raw(raw: *mut sys::ggml_tensor) -> Self {
+        // ggml never returns null from a constructor: it aborts when a context is full, and contexts here are sized first.
+        let raw = NonNull::new(raw).unwrap_or_else(|| unreachable!("ggml returned no tensor"));
+        Self { raw, context: PhantomData }
+    }
+
+    pub(crate) fn raw(self) -> *mut sys::ggml_tensor {
+        self.raw.as_ptr()
+    }
+
+    fn get(self) -> &'c sys::ggml_tensor {
+        // SAFETY: the context lives for 'c and owns the tensor.
+        unsafe { self.raw.as_ref() }
+    }
+
+    pub fn handle(self) -> Handle {
+        Handle(self.raw)
+    }
+
+    pub fn ty(self) -> GgmlType {
+        GgmlType::from_id(self.get().type_ as u32).unwrap_or_else(|| unreachable!("ggml made a tensor of no type"))
+    }
+
+    /// Elements per dimension, the row length first.
+    pub fn shape(self) -> [usize; 4] {
+        self.get().ne.map(|n| n as usize)
+    }
+
+    pub fn elements(self) -> usize {
+        self.shape().iter().product()
+    }
+
+    /// Bytes from one index to the next, per dimension.
+    pub fn strides(self) -> [usize; 4] {
+        self.get().nb
+    }
+
+    pub fn bytes(self) -> usize {
+        // SAFETY: the tensor is alive.
+        unsafe { sys::ggml_nbytes(self.raw()) }
+    }
+
+    pub fn name(self) -> String {
+        // SAFETY: the name is a NUL-terminated array inside the tensor.
+        unsafe { CStr::from_ptr(self.get().name.as_ptr()) }.to_string_lossy().into_owned()
+    }
+
+    pub fn is_allocated(self) -> bool {
+        !self.get().data.is_null()
+    }
+
+    /// Copies host values in, from the tensor's start (`ggml_backend_tensor_set`).
+    pub fn write<T: Copy>(self, values: &[T]) {
+        self.write_at(0, values);
+    }
+
+    /// Copies host values in, `offset` bytes from the start.
+    pub fn write_at<T: Copy>(self, offset: usize, values: &[T]) {
+        let bytes = std::mem::size_of_val(values);
+        assert!(self.is_allocated() && offset + bytes <= self.bytes(), "write beyond tensor {}", self.name());
+        // SAFETY: allocated and in range (checked); T is plain data by contract of the callers (integers and floats).
+        unsafe { sys::ggml_backend_tensor_set(self.raw(), values.as_ptr().cast(), offset, bytes) };
+    }
+
+    /// Copies values to the host, `offset` bytes from the start (`ggml_backend_tensor_get`).
+    pub fn read_at<T: Copy + Default>(self, offset: usize, count: usize) -> Vec<T> {
+        let mut values = vec![T::default(); count];
+        self.read_into(offset, &mut values);
+        values
+    }
+
+    /// As `read_at`, into a buffer of the caller's.
+    pub fn read_into<T: Copy>(self, offset: usize, values: &mut [T]) {
+        let bytes = std::mem::size_of_val(values);
+        assert!(self.is_allocated() && offset + bytes <= self.bytes(), "read beyond tensor {}", self.name());
+        // SAFETY: allocated and in range (checked); every bit pattern is a valid T (integers and floats).
+        unsafe { sys::ggml_backend_tensor_get(self.raw(), values.as_mut_ptr().cast(), offset, bytes) };
+    }
+
+    /// Keeps the tensor's memory from being reused within the graph (`ggml_set_output`).
+    pub fn mark_output(self) -> Self {
+        // SAFETY: the tensor is alive.
+        unsafe { sys::ggml_set_output(self.raw()) };
+        self
+    }
+
+    /// For a memory measurement only: makes the tensor look allocated. It must never be computed on.
+    pub fn pretend_allocated(self) {
+        // SAFETY: the tensor is alive; nobody else looks at it during a measurement.
+        unsafe { (*self.raw()).data = 64 as *mut _ };
+    }
+}
+
+impl fmt::Debug for Tensor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?} {:?}", self.name(), self.ty(), self.shape())
+    }
+}
