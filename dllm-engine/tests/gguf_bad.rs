@@ -171,7 +171,10 @@ fn bad_shapes_types_and_names() {
     assert_refused(&info(&[64], u32::MAX), "has type 4294967295, which this build's ggml does not have");
     assert_refused(&GgufFile::new().info("", &[1], 0, 0), "tensor 0 has the name \"\"");
     assert_refused(&GgufFile::new().info("a\0b", &[1], 0, 0), "tensor 0 has the name \"a\\0b\"");
-    assert_refused(&GgufFile::new().info(&"n".repeat(64), &[1], 0, 0), "the name of tensor 0 has 64 bytes, more than 63");
+    assert_refused(
+        &GgufFile::new().info(&"n".repeat(64), &[1], 0, 0),
+        "the name of tensor 0 has 64 bytes, more than 63",
+    );
     let twice = GgufFile::new().tensor("a", &[8], 0, &[0; 32]).tensor("a", &[8], 0, &[0; 32]);
     assert_refused(&twice, "tensor \"a\" appears twice");
 }
@@ -195,7 +198,9 @@ fn bad_alignments() {
     }
     let text = GgufFile::sample().str("general.alignment", "32");
     assert_refused(&text, "key \"general.alignment\" at byte");
-    assert_refused(&GgufFile::sample().u32("general.alignment", 1 << 31), "no multiple of 2147483648");
+    let narrow = GgufFile::new().u32("general.alignment", 64).info("a", &[8], 0, 32);
+    assert_refused(&narrow, "tensor \"a\" has the offset 32, no multiple of 64");
+    assert_refused(&GgufFile::sample().u32("general.alignment", 1 << 31), "behind the end of the file");
 }
 
 #[test]
@@ -206,7 +211,9 @@ fn folder_empty_missing_and_foreign_files() {
     fs::write(&empty, b"").expect("write");
     assert!(open_error(&empty).to_string().contains("the file is empty"));
     let missing = open_error(&dir.path().join("none.gguf"));
-    assert!(matches!(&missing, Error::Io { action: "open", source, .. } if source.kind() == std::io::ErrorKind::NotFound));
+    assert!(
+        matches!(&missing, Error::Io { action: "open", source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    );
     assert!(missing.to_string().starts_with("cannot open ") && missing.to_string().contains("none.gguf"));
     let page = dir.path().join("page.gguf");
     fs::write(&page, b"<!DOCTYPE html>").expect("write");
@@ -303,7 +310,10 @@ fn a_missing_part_is_named() {
     let first = write_part(dir.path(), "00001-of-00003", 1, 3, 3, "a");
     write_part(dir.path(), "00003-of-00003", 3, 3, 3, "c");
     let message = open_error(&first).to_string();
-    assert!(message.contains("m-00002-of-00003.gguf: part 2 of 3 is missing beside m-00001-of-00003.gguf"), "{message}");
+    assert!(
+        message.contains("m-00002-of-00003.gguf: part 2 of 3 is missing beside m-00001-of-00003.gguf"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -314,7 +324,10 @@ fn odd_part_names() {
         let message = Gguf::open(path).expect_err("accepted").to_string();
         assert!(message.contains(part), "{message:?} lacks {part:?}");
     }
-    says(&write_part(dir.path(), "renamed", 1, 2, 2, "a"), "one of 2 parts: give it back its name, NAME-00001-of-00002");
+    says(
+        &write_part(dir.path(), "renamed", 1, 2, 2, "a"),
+        "one of 2 parts: give it back its name, NAME-00001-of-00002",
+    );
     says(&write_part(dir.path(), "00001-of-00004", 1, 2, 2, "a"), "name says 4 parts, but split.count says 2");
     says(&write_part(dir.path(), "00003-of-00002", 1, 2, 2, "a"), "the name says part 3 of 2");
     says(&write_part(dir.path(), "00000-of-00002", 1, 2, 2, "a"), "the name says part 0 of 2");
@@ -371,9 +384,13 @@ fn foreign_tensors() {
     let gguf = Gguf::open(&path).expect("open");
     let mut foreign = gguf.tensor("a.weight").expect("a tensor").clone();
     foreign.offset = 1 << 40;
-    assert!(gguf.data(&foreign).expect_err("accepted").to_string().contains("bad tensor: \"a.weight\" does not lie in"));
+    assert!(
+        gguf.data(&foreign).expect_err("accepted").to_string().contains("bad tensor: \"a.weight\" does not lie in")
+    );
     foreign.offset = 0;
-    assert!(gguf.data(&foreign).expect_err("accepted").to_string().contains("bad tensor: \"a.weight\" does not lie in"));
+    assert!(
+        gguf.data(&foreign).expect_err("accepted").to_string().contains("bad tensor: \"a.weight\" does not lie in")
+    );
     foreign.file = 3;
     assert!(gguf.data(&foreign).expect_err("accepted").to_string().contains("there is no file 3, the model has 1"));
 }

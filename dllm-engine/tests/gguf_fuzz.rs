@@ -103,7 +103,11 @@ fn damage_never_panics_or_takes_much_memory() {
             let mut bytes = good.clone();
             damages.iter().for_each(|damage| damage.apply(&mut bytes));
             let mut counts = counts.borrow_mut();
-            if read(&bytes)? { *counts.0 += 1 } else { *counts.1 += 1 }
+            if read(&bytes)? {
+                *counts.0 += 1
+            } else {
+                *counts.1 += 1
+            }
             Ok(())
         })
         .unwrap_or_else(|e| panic!("{e}"));

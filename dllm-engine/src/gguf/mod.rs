@@ -147,7 +147,8 @@ impl Gguf {
             let start = usize::try_from(tensor.offset.checked_sub(part.data_start())?).ok()?;
             Some(start..start.checked_add(usize::try_from(tensor.bytes).ok()?)?)
         };
-        let foreign = || Error::argument("tensor", format!("{:?} does not lie in {}", tensor.name, part.path().display()));
+        let foreign =
+            || Error::argument("tensor", format!("{:?} does not lie in {}", tensor.name, part.path().display()));
         let range = range().ok_or_else(foreign)?;
         part.data()?.get(range).ok_or_else(foreign)
     }
@@ -187,7 +188,8 @@ impl Gguf {
             return Ok(());
         }
         let (name, ty, at) = (&tensor.name, tensor.ty, tensor.offset);
-        let why = format!("tensor {name:?} ({ty}, from byte {at}) has a value that is NaN or infinite: get an intact copy");
+        let why =
+            format!("tensor {name:?} ({ty}, from byte {at}) has a value that is NaN or infinite: get an intact copy");
         Err(Error::file(self.part(tensor.file)?.path(), why))
     }
 

@@ -91,7 +91,8 @@ fn read_count<R: Read>(cursor: &mut Cursor<'_, R>, of: &str) -> Result<u64> {
 fn alignment(meta: &Meta) -> Result<u64> {
     let alignment = meta.u32_opt("general.alignment")?.unwrap_or(ALIGNMENT);
     if !alignment.is_power_of_two() || alignment < ALIGNMENT {
-        let why = format!("general.alignment is {alignment}, not a power of two from {ALIGNMENT}: convert the model again");
+        let why =
+            format!("general.alignment is {alignment}, not a power of two from {ALIGNMENT}: convert the model again");
         return Err(Error::file(&meta.path, why));
     }
     Ok(alignment.into())

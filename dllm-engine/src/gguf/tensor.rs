@@ -108,7 +108,8 @@ pub(super) fn place<R: Read>(
         }
         let start = data_start.checked_add(t.offset).filter(|start| *start <= len);
         let start = start.ok_or_else(|| {
-            let why = format!("tensor {:?} has the offset {}, behind the end of the file of {len} bytes", t.name, t.offset);
+            let why =
+                format!("tensor {:?} has the offset {}, behind the end of the file of {len} bytes", t.name, t.offset);
             cursor.bad(data_start, &why)
         })?;
         if t.bytes > len - start {

@@ -25,11 +25,11 @@ pub struct GgufFile {
     /// Number of tensors to claim, where it should not be the true one.
     pub claimed_tensors: Option<u64>,
     pub alignment: usize,
-    keys: u64,
-    meta: Vec<u8>,
-    tensors: u64,
-    infos: Vec<u8>,
-    data: Vec<u8>,
+    pub keys: u64,
+    pub meta: Vec<u8>,
+    pub tensors: u64,
+    pub infos: Vec<u8>,
+    pub data: Vec<u8>,
 }
 
 /// A string as files hold it.
@@ -85,7 +85,7 @@ impl GgufFile {
             .key("a.tokens", ARRAY, &strings(&["<pad>", "", "\u{2581}w", "漢"]))
             .key("a.nested", ARRAY, &array(ARRAY, 2, &[array(U8, 2, &[1, 2]), strings(&["x"])].concat()))
             .tensor("a.weight", &[64], 0, &floats(&(0..64).map(|i| i as f32).collect::<Vec<_>>()))
-            .tensor("b.weight", &[8, 8], 1, &[0x3c; 128])
+            .tensor("b.weight", &[8, 8], 1, &[0, 0x3c].repeat(64))
             .tensor("c.weight", &[32, 2], 8, &[1; 68])
     }
 
@@ -106,9 +106,11 @@ impl GgufFile {
 
     /// The three keys of part `number` (from 1) of a split model, in the widths that splitting tools write.
     pub fn split(self, number: u16, count: u16, tensors: i32) -> Self {
-        self.key("split.no", U16, &(number - 1).to_le_bytes())
-            .key("split.count", U16, &count.to_le_bytes())
-            .key("split.tensors.count", I32, &tensors.to_le_bytes())
+        self.key("split.no", U16, &(number - 1).to_le_bytes()).key("split.count", U16, &count.to_le_bytes()).key(
+            "split.tensors.count",
+            I32,
+            &tensors.to_le_bytes(),
+        )
     }
 
     /// Adds a tensor behind the others.
