@@ -4,7 +4,7 @@ pub mod denoise;
 pub mod error;
 pub mod event;
 pub mod family;
-mod ggml;
+pub mod ggml;
 pub mod gguf;
 mod kernels;
 pub mod model;

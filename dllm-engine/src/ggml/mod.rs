@@ -12,7 +12,7 @@ mod graph;
 pub(crate) mod log;
 pub(crate) mod mmap;
 mod tensor;
-mod types;
+pub mod types;
 
 pub(crate) use backend::{Backend, Device, DeviceKind, devices};
 pub(crate) use buffer::Buffer;

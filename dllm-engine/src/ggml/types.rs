@@ -1,5 +1,8 @@
 //! Tensor element types, as the linked ggml knows them.
 
+// C enums are `u32` here and `i32` with MSVC: the casts are needed on one of them only.
+#![allow(clippy::unnecessary_cast)]
+
 use std::ffi::CStr;
 use std::fmt;
 

@@ -230,6 +230,7 @@ macro_rules! getters {
         ///
         /// # Errors
         /// `BadFile`, naming the key, where it is missing or of another type.
+        #[allow(clippy::needless_lifetimes)] // some types borrow from the metadata, some do not
         pub fn $name<'a>(&'a self, key: &str) -> Result<$ty> {
             self.$opt(key)?.ok_or_else(|| self.missing(key, $expected))
         }
@@ -238,6 +239,7 @@ macro_rules! getters {
         ///
         /// # Errors
         /// `BadFile`, naming the key, where it is of another type.
+        #[allow(clippy::needless_lifetimes)]
         pub fn $opt<'a>(&'a self, key: &str) -> Result<Option<$ty>> {
             let convert: fn(&'a Value) -> Option<$ty> = $convert;
             self.convert(key, $expected, convert)
