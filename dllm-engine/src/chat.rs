@@ -11,7 +11,8 @@
 //! in their way. Instead the characters at which special tokens begin and end (`<` and `>`) are replaced in the contents,
 //! one character for one, by private-use characters that occur nowhere else, and put back after rendering. Their places
 //! are then known, whatever the template did to the text around them, and a special token may not touch them: neither one
-//! written in a message, nor one that a template completes by a filter or by what it puts beside a message.
+//! written in a message, nor one that a template completes by a filter or by what it puts before or after a message. Only a
+//! template that itself writes both ends around a message (`<{{ content }}>`) is taken at its word.
 //!
 //! A template may look for these characters in contents (to drop old thoughts, say). Then the text comes out differently
 //! with them replaced, which a second rendering without any replacement shows. In this case only the first character of
@@ -23,7 +24,7 @@
 use std::io::{self, Write};
 
 use aho_corasick::{AhoCorasick, MatchKind};
-use minijinja::value::{Kwargs, Value};
+use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, context};
 
 use crate::error::{Error, Result};
@@ -144,6 +145,12 @@ fn environment() -> Environment<'static> {
     env.set_lstrip_blocks(true);
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_formatter(|out, state, value| match value.kind() {
+        // As Python writes them.
+        ValueKind::Bool => Ok(out.write_str(if value.is_true() { "True" } else { "False" })?),
+        ValueKind::None => Ok(out.write_str("None")?),
+        _ => minijinja::escape_formatter(out, state, value),
+    });
     env.set_fuel(Some(FUEL));
     env.add_function("raise_exception", |why: String| -> Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, why))

@@ -128,12 +128,8 @@ impl Vocab {
             return Err(Error::unsupported(path, why));
         }
         // Special tokens are found here (see above), so for libllama they are ordinary ones.
-        let types: Vec<i32> = file
-            .token_type
-            .iter()
-            .zip(&kinds)
-            .map(|(&code, kind)| if kind.is_special() { 1 } else { code })
-            .collect();
+        let types: Vec<i32> =
+            file.token_type.iter().zip(&kinds).map(|(&code, kind)| if kind.is_special() { 1 } else { code }).collect();
         let raw = RawVocab::load(&Metadata {
             architecture,
             model: file.model,

@@ -56,7 +56,10 @@ fn what_cannot_be_a_prompt_is_refused() {
     ];
     for (prompt, reason) in bad {
         let error = encode(&prompt, &vocab, Some(&template), false).unwrap_err();
-        assert!(matches!(error, Error::BadArgument { name: "prompt", .. }) && error.to_string().contains(reason), "{error}");
+        assert!(
+            matches!(error, Error::BadArgument { name: "prompt", .. }) && error.to_string().contains(reason),
+            "{error}"
+        );
     }
     let error = encode(&Prompt::from("hi"), &vocab, None, false).unwrap_err();
     assert!(matches!(error, Error::Template(_)), "{error}");

@@ -173,7 +173,7 @@ fn expected(vocab: &Vocab, tokens: &[u32], stops: &[&str], max_tokens: usize) ->
             bytes.extend_from_slice(vocab.piece(id));
         }
     }
-    let complete = |end: usize| stops.iter().filter(move |s| bytes[..end].ends_with(s.as_bytes())).map(|s| s.len()).max();
+    let complete = |end: usize| stops.iter().filter(|s| bytes[..end].ends_with(s.as_bytes())).map(|s| s.len()).max();
     let cut = (0..=bytes.len()).find_map(|end| Some(end - complete(end)?));
     if cut.is_some() {
         reason = Some(FinishReason::Stop);
@@ -184,7 +184,8 @@ fn expected(vocab: &Vocab, tokens: &[u32], stops: &[&str], max_tokens: usize) ->
 /// Tokens that print little, so that stop texts come up, with bytes, markers and an end now and then.
 fn stream() -> impl Strategy<Value = Vec<u32>> {
     let vocab = trained_vocab();
-    let mut some: Vec<u32> = ["abab", "ba", " ", "\n", "😀", "é", "a<|think|>"].iter().flat_map(|t| ids(&vocab, t)).collect();
+    let mut some: Vec<u32> =
+        ["abab", "ba", " ", "\n", "😀", "é", "a<|think|>"].iter().flat_map(|t| ids(&vocab, t)).collect();
     some.extend(["<0xFF>", "<0x80>", "<0xE2>", "<|channel>", "<channel|>"].map(|t| vocab.find(t).unwrap()));
     let end = vec![vocab.find("<turn|>").unwrap()];
     let token = prop_oneof![60 => proptest::sample::select(some), 1 => proptest::sample::select(end)];
