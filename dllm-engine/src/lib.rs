@@ -1,5 +1,6 @@
 //! Runs diffusion language models in process, on ggml.
 
+pub mod chat;
 pub mod denoise;
 pub mod error;
 pub mod event;
@@ -11,7 +12,10 @@ pub mod model;
 pub mod params;
 #[cfg(feature = "cli")]
 pub mod parity;
+pub mod prompt;
 pub mod receipt;
 pub mod sampler;
+pub mod text;
+pub mod vocab;
 
 pub use error::{Error, Result};

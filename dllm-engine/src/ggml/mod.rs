@@ -9,10 +9,11 @@ mod backend;
 mod buffer;
 mod context;
 mod graph;
-pub(crate) mod log;
+pub mod log;
 pub(crate) mod mmap;
 mod tensor;
 pub mod types;
+pub(crate) mod vocab;
 
 pub(crate) use backend::{Backend, Device, DeviceKind, devices};
 pub(crate) use buffer::Buffer;

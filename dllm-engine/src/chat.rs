@@ -1,0 +1,287 @@
+//! Chat templates: a conversation becomes the text that the model was trained on.
+//!
+//! Templates are Jinja, in the dialect and with the variables of Hugging Face's `apply_chat_template`. A model without a
+//! system role says so itself: its template either raises an error, which is returned, or folds the system text into the
+//! first turn. Nothing is folded in here.
+//!
+//! # Text of messages stays text
+//!
+//! A user may write `<|turn>`; that must not become a turn. So whoever tokenizes the rendered text has to know which of it
+//! came from messages. Frames around the contents would not do: templates trim, cut and measure contents, and a frame is
+//! in their way. Instead the characters at which special tokens begin and end (`<` and `>`) are replaced in the contents,
+//! one character for one, by private-use characters that occur nowhere else, and put back after rendering. Their places
+//! are then known, whatever the template did to the text around them, and a special token may not touch them: neither one
+//! written in a message, nor one that a template completes by a filter or by what it puts before or after a message. Only a
+//! template that itself writes both ends around a message (`<{{ content }}>`) is taken at its word.
+//!
+//! A template may look for these characters in contents (to drop old thoughts, say). Then the text comes out differently
+//! with them replaced, which a second rendering without any replacement shows. In this case only the first character of
+//! whole special tokens is replaced: the template sees everything except those.
+//!
+//! Contents without such characters are not touched at all: the tokens are those of the rendered text as a whole, as in
+//! Hugging Face's tokenizers.
+
+use std::io::{self, Write};
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::{AutoEscape, Environment, ErrorKind, context};
+
+use crate::error::{Error, Result};
+use crate::params::{Message, Role};
+use crate::vocab::{MAX_TEXT, Vocab};
+
+/// Instructions that a template may run: some hundred times what the longest conversations need, about a second.
+const FUEL: u64 = 20_000_000;
+
+/// The name under which the template lies in its environment.
+const NAME: &str = "chat template";
+
+/// A conversation as text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendered {
+    /// The text, special tokens of the template included.
+    pub text: String,
+    /// Byte places, ascending, of characters that came from messages and that a special token must not touch.
+    pub quoted: Vec<usize>,
+}
+
+impl Rendered {
+    /// The tokens: special tokens of the template are found, those in messages stay text.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] for a text that is too long to be tokenized.
+    pub fn tokenize(&self, vocab: &Vocab) -> Result<Vec<u32>> {
+        vocab.tokenize_quoted(&self.text, &self.quoted)
+    }
+}
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    bos: String,
+    eos: String,
+    /// First and last characters of the special tokens.
+    edges: Vec<char>,
+    /// The special tokens as text.
+    markers: AhoCorasick,
+}
+
+impl ChatTemplate {
+    /// Compiles the file's `tokenizer.chat_template`, or the family's own where the file has none.
+    ///
+    /// # Errors
+    /// [`Error::Template`] with the line and the reason.
+    pub fn new(source: &str, vocab: &Vocab) -> Result<Self> {
+        let mut env = environment();
+        env.add_template_owned(NAME, source.to_owned()).map_err(|e| template_error(&e))?;
+        let texts: Vec<&str> = vocab.markers().collect();
+        let mut edges: Vec<char> = texts.iter().flat_map(|t| [t.chars().next(), t.chars().last()]).flatten().collect();
+        edges.sort_unstable();
+        edges.dedup();
+        let markers = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(&texts)
+            .map_err(|e| Error::Template(format!("too many special tokens: {e}")))?;
+        let text = |id: Option<u32>| id.map_or_else(String::new, |id| vocab.text(id).to_owned());
+        Ok(Self { env, bos: text(vocab.bos()), eos: text(vocab.eos()), edges, markers })
+    }
+
+    /// Renders a conversation up to the point where the model's next turn begins. `thinking` is what the template sees as
+    /// `enable_thinking`.
+    ///
+    /// # Errors
+    /// [`Error::Template`] with the template's own reason (`raise_exception`), for one that does not end, or for one whose
+    /// text grows beyond what can be tokenized.
+    pub fn render(&self, messages: &[Message], thinking: bool) -> Result<Rendered> {
+        let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
+        let plain = self.run(messages, &contents, thinking)?;
+        if !contents.iter().any(|c| c.contains(&self.edges[..])) {
+            return Ok(Rendered { text: plain, quoted: Vec::new() });
+        }
+        let marks = Marks::choose(&self.edges, &plain, &contents)?;
+        let quoted = contents.iter().map(|c| marks.put(c)).collect::<Vec<_>>();
+        if let Ok(text) = self.run(messages, &quoted, thinking) {
+            let rendered = marks.take(&text);
+            if rendered.text == plain {
+                return Ok(rendered);
+            }
+        }
+        let quoted = contents.iter().map(|c| marks.put_at(c, &self.markers)).collect::<Vec<_>>();
+        Ok(marks.take(&self.run(messages, &quoted, thinking)?))
+    }
+
+    fn run<S: AsRef<str>>(&self, messages: &[Message], contents: &[S], thinking: bool) -> Result<String> {
+        let messages: Vec<Value> = messages
+            .iter()
+            .zip(contents)
+            .map(|(m, content)| context! { role => role_name(m.role), content => content.as_ref() })
+            .collect();
+        let none = Value::from(());
+        let variables = context! {
+            messages, add_generation_prompt => true, enable_thinking => thinking,
+            bos_token => self.bos, eos_token => self.eos, tools => none, documents => none,
+        };
+        let mut out = Bounded(Vec::new());
+        let template = self.env.get_template(NAME).map_err(|e| template_error(&e))?;
+        template.render_captured_to(variables, &mut out).map_err(|e| template_error(&e))?;
+        String::from_utf8(out.0).map_err(|e| Error::Template(e.to_string()))
+    }
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::System => "system",
+        Role::User => "user",
+        Role::Assistant => "assistant",
+    }
+}
+
+/// The dialect of Hugging Face's `apply_chat_template`. There is no loader, so a template can read no file.
+fn environment() -> Environment<'static> {
+    let mut env = Environment::new();
+    env.set_trim_blocks(true);
+    env.set_lstrip_blocks(true);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_formatter(|out, state, value| match value.kind() {
+        // As Python writes them.
+        ValueKind::Bool => Ok(out.write_str(if value.is_true() { "True" } else { "False" })?),
+        ValueKind::None => Ok(out.write_str("None")?),
+        _ => minijinja::escape_formatter(out, state, value),
+    });
+    env.set_fuel(Some(FUEL));
+    env.add_function("raise_exception", |why: String| -> Result<Value, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, why))
+    });
+    env.add_function("strftime_now", |format: String| {
+        jiff::fmt::strtime::format(&format, &jiff::Zoned::now())
+            .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
+    });
+    env.add_filter("tojson", to_json);
+    env
+}
+
+fn template_error(error: &minijinja::Error) -> Error {
+    let why = match (error.kind(), error.detail()) {
+        (ErrorKind::OutOfFuel, _) => "it does not come to an end".to_owned(),
+        (ErrorKind::WriteFailure, _) => format!("its text is longer than {MAX_TEXT} bytes"),
+        (_, Some(detail)) => detail.to_owned(),
+        (kind, None) => kind.to_string(),
+    };
+    Error::Template(match error.line() {
+        Some(line) => format!("{why} (line {line} of the template)"),
+        None => why,
+    })
+}
+
+/// The output of a template, bounded: a loop can multiply a long message beyond all memory.
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len().saturating_add(bytes.len()) > MAX_TEXT {
+            return Err(io::Error::other("too long"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Which character stands for which while a template runs.
+struct Marks(Vec<(char, char)>);
+
+impl Marks {
+    /// Private-use characters that occur neither in the contents nor in what the template makes of them.
+    fn choose(edges: &[char], plain: &str, contents: &[&str]) -> Result<Self> {
+        let used = contents.iter().flat_map(|c| c.chars()).chain(plain.chars());
+        let used: std::collections::HashSet<char> = used.filter(|c| is_private(*c)).collect();
+        let free = ('\u{e000}'..='\u{f8ff}').chain('\u{f0000}'..='\u{ffffd}').filter(|c| !used.contains(c));
+        let marks: Vec<(char, char)> = edges.iter().copied().zip(free).collect();
+        match marks.len() == edges.len() {
+            true => Ok(Self(marks)),
+            false => Err(Error::argument("prompt", "it uses every private-use character there is: leave some out")),
+        }
+    }
+
+    fn mark(&self, edge: char) -> Option<char> {
+        self.0.iter().find(|(e, _)| *e == edge).map(|(_, mark)| *mark)
+    }
+
+    /// Replaces every edge.
+    fn put(&self, content: &str) -> String {
+        content.chars().map(|c| self.mark(c).unwrap_or(c)).collect()
+    }
+
+    /// Replaces the first character of every special token.
+    fn put_at(&self, content: &str, markers: &AhoCorasick) -> String {
+        let mut marked = String::with_capacity(content.len());
+        let mut starts = markers.find_iter(content).map(|m| m.start()).peekable();
+        for (at, c) in content.char_indices() {
+            let mark = starts.next_if_eq(&at).and_then(|_| self.mark(c));
+            marked.push(mark.unwrap_or(c));
+        }
+        marked
+    }
+
+    /// Puts the edges back and tells where they are.
+    fn take(&self, text: &str) -> Rendered {
+        let mut rendered = Rendered { text: String::with_capacity(text.len()), quoted: Vec::new() };
+        for c in text.chars() {
+            match self.0.iter().find(|(_, mark)| *mark == c) {
+                Some((edge, _)) => {
+                    rendered.quoted.push(rendered.text.len());
+                    rendered.text.push(*edge);
+                }
+                None => rendered.text.push(c),
+            }
+        }
+        rendered
+    }
+}
+
+fn is_private(c: char) -> bool {
+    matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{f0000}'..='\u{ffffd}')
+}
+
+/// `tojson` as Hugging Face defines it: Python's `json.dumps` without escapes for HTML or for letters beyond ASCII.
+fn to_json(value: &Value, options: Kwargs) -> Result<Value, minijinja::Error> {
+    let failed = |e: serde_json::Error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}"));
+    let indent: Option<usize> = options.get("indent")?;
+    let mut out = Vec::new();
+    match indent {
+        Some(width) => {
+            let indent = " ".repeat(width.min(16));
+            let format = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
+            write_json(value, &mut out, format).map_err(failed)?;
+        }
+        None => write_json(value, &mut out, PythonFormatter).map_err(failed)?,
+    }
+    Ok(Value::from(String::from_utf8_lossy(&out)))
+}
+
+fn write_json(value: &Value, out: &mut Vec<u8>, format: impl serde_json::ser::Formatter) -> serde_json::Result<()> {
+    serde::Serialize::serialize(value, &mut serde_json::Serializer::with_formatter(out, format))
+}
+
+/// One line, with a blank after commas and colons.
+struct PythonFormatter;
+
+impl serde_json::ser::Formatter for PythonFormatter {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
