@@ -1,0 +1,3 @@
+//! The engine's own kernels: what a graph or a host loop computes that ggml has no operation for.
+
+pub mod position_stats;
