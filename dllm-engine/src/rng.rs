@@ -37,7 +37,8 @@ pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 /// ignored); `candidate` tells requests with the same seed apart.
 pub fn draw(seed: u64, candidate: u64, canvas: u32, step: u32, position: u32, purpose: Purpose) -> u64 {
     let place = (position & 0xFFFF) | (step & 0x3FFF) << 16 | (purpose as u32) << 30;
-    let word = philox4x32([place, canvas, candidate as u32, (candidate >> 32) as u32], [seed as u32, (seed >> 32) as u32]);
+    let word =
+        philox4x32([place, canvas, candidate as u32, (candidate >> 32) as u32], [seed as u32, (seed >> 32) as u32]);
     u64::from(word[1]) << 32 | u64::from(word[0])
 }
 

@@ -1,8 +1,8 @@
 //! A canvas: the block of positions being denoised, from its random start to its last argmax.
 
+use super::DenoiseSettings;
 use super::schedule::temperature;
 use super::stop::{StopRule, Verdict};
-use super::DenoiseSettings;
 use crate::error::{Error, Result};
 use crate::event::Step;
 use crate::model::{DenoiseLane, Position};

@@ -112,7 +112,10 @@ impl Run {
             return Err(Error::argument("prompt", "it has no tokens; give at least one"));
         }
         if let Some(token) = work.prompt.iter().find(|token| **token as usize >= shape.vocab) {
-            return Err(Error::argument("prompt", format!("token {token} is not below the vocabulary's {}", shape.vocab)));
+            return Err(Error::argument(
+                "prompt",
+                format!("token {token} is not below the vocabulary's {}", shape.vocab),
+            ));
         }
         let fits = shape.context.saturating_sub(shape.canvas);
         if work.prompt.len() > fits {

@@ -98,10 +98,14 @@ impl<F: Forward> Lanes<F> {
         let free = |slot: &(usize, &Slot)| slot.1.run.is_none();
         let shared = |slot: &Slot| slot.cached.iter().zip(&work.prompt).take_while(|(a, b)| a == b).count();
         // Of equal prefixes, the cache whose loss costs least.
-        let best = self.slots.iter().enumerate().filter(free).map(|(lane, slot)| (shared(slot), slot.cached.len(), lane));
+        let best =
+            self.slots.iter().enumerate().filter(free).map(|(lane, slot)| (shared(slot), slot.cached.len(), lane));
         let Some((common, _, lane)) = best.min_by_key(|(common, len, lane)| (usize::MAX - common, *len, *lane)) else {
             let lanes = self.slots.len();
-            return Err(Error::argument("lanes", format!("all {lanes} are busy; wait until one is free or load with more")));
+            return Err(Error::argument(
+                "lanes",
+                format!("all {lanes} are busy; wait until one is free or load with more"),
+            ));
         };
         let kept = self.forward.truncate(lane, common).min(common);
         let slot = &mut self.slots[lane];
@@ -309,7 +313,9 @@ fn advance(
 fn again(error: &Error) -> Error {
     match *error {
         Error::NotFinite { what, step, position } => Error::NotFinite { what, step, position },
-        Error::PromptTooLong { tokens, fits, context, canvas } => Error::PromptTooLong { tokens, fits, context, canvas },
+        Error::PromptTooLong { tokens, fits, context, canvas } => {
+            Error::PromptTooLong { tokens, fits, context, canvas }
+        }
         Error::Backend(ref why) => Error::Backend(why.clone()),
         ref other => Error::Backend(other.to_string()),
     }
