@@ -7,13 +7,14 @@ pub mod event;
 pub mod family;
 pub mod ggml;
 pub mod gguf;
-mod kernels;
+pub mod kernels;
 pub mod model;
 pub mod params;
 #[cfg(feature = "cli")]
 pub mod parity;
 pub mod prompt;
 pub mod receipt;
+pub mod rng;
 pub mod sampler;
 pub mod text;
 pub mod vocab;

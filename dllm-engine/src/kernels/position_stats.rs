@@ -20,13 +20,8 @@ const WIDTH: usize = 16;
 const LARGEST: f32 = 1e30;
 
 /// What a row gets that holds a NaN or an infinity: the loop refuses the lane.
-pub const NOT_FINITE: Position = Position {
-    argmax: u32::MAX,
-    drawn: u32::MAX,
-    entropy: f32::NAN,
-    argmax_prob: f32::NAN,
-    drawn_prob: f32::NAN,
-};
+pub const NOT_FINITE: Position =
+    Position { argmax: u32::MAX, drawn: u32::MAX, entropy: f32::NAN, argmax_prob: f32::NAN, drawn_prob: f32::NAN };
 
 /// Statistics of softmax(z), `z = softcap * tanh(x / softcap) / temperature` (`None`: `z = x / temperature`).
 ///
@@ -149,19 +144,15 @@ fn joined<const CAP: bool, const FMA: bool>(logits: &[f32], scale: &Scale, u: f3
 #[inline(always)]
 fn scan<const CAP: bool, const FMA: bool>(part: &[f32], scale: &Scale) -> Option<Chunk> {
     let (body, rest) = part.as_chunks::<WIDTH>();
-    // What is missing in the last vector weighs nothing: exp(-1e30) = 0.
-    let mut last = [-LARGEST; WIDTH];
-    last[..rest.len()].copy_from_slice(rest);
-
     let mut tops = [-LARGEST; WIDTH];
     let mut sizes = [0i32; WIDTH]; // of the absolute values' bit patterns, which order like the values, infinity and NaN last
-    for x in body.iter().chain([&last]) {
-        for i in 0..WIDTH {
-            let size = (x[i].to_bits() & 0x7FFF_FFFF) as i32;
-            tops[i] = if x[i] > tops[i] { x[i] } else { tops[i] };
-            sizes[i] = if size > sizes[i] { size } else { sizes[i] };
-        }
-    }
+    let mut look = |i: usize, x: f32| {
+        let size = (x.to_bits() & 0x7FFF_FFFF) as i32;
+        tops[i] = if x > tops[i] { x } else { tops[i] };
+        sizes[i] = if size > sizes[i] { size } else { sizes[i] };
+    };
+    body.iter().for_each(|x| (0..WIDTH).for_each(|i| look(i, x[i])));
+    rest.iter().enumerate().for_each(|(i, x)| look(i, *x));
     if sizes.iter().any(|s| *s > LARGEST.to_bits() as i32) {
         return None;
     }
@@ -169,14 +160,14 @@ fn scan<const CAP: bool, const FMA: bool>(part: &[f32], scale: &Scale) -> Option
 
     let base = scale.image::<CAP, FMA>(top);
     let (mut sums, mut moments) = ([0f32; WIDTH], [0f32; WIDTH]);
-    for x in body.iter().chain([&last]) {
-        for i in 0..WIDTH {
-            let d = (scale.image::<CAP, FMA>(x[i]) - base) * scale.outer;
-            let e = exp2::<FMA>(d);
-            sums[i] += e;
-            moments[i] = mul_add::<FMA>(d, e, moments[i]);
-        }
-    }
+    let mut add = |i: usize, x: f32| {
+        let d = (scale.image::<CAP, FMA>(x) - base) * scale.outer;
+        let e = exp2::<FMA>(d);
+        sums[i] += e;
+        moments[i] = mul_add::<FMA>(d, e, moments[i]);
+    };
+    body.iter().for_each(|x| (0..WIDTH).for_each(|i| add(i, x[i])));
+    rest.iter().enumerate().for_each(|(i, x)| add(i, *x));
     let wide = |v: [f32; WIDTH]| v.iter().map(|x| f64::from(*x)).sum::<f64>();
     Some(Chunk { top, sum: wide(sums), moment: wide(moments) })
 }
@@ -253,7 +244,8 @@ mod tests {
 
     fn noise(n: usize, size: f32, seed: u64) -> Vec<f32> {
         // Sums of four uniforms: bell-shaped with tails of up to 2 * size.
-        let at = |i: usize| (0..4).map(|k| unit(draw(seed, k, (i >> 16) as u32, 0, i as u32, Purpose::Draw))).sum::<f32>();
+        let at =
+            |i: usize| (0..4).map(|k| unit(draw(seed, k, (i >> 16) as u32, 0, i as u32, Purpose::Draw))).sum::<f32>();
         (0..n).map(|i| (at(i) - 2.0) * size).collect()
     }
 
@@ -308,7 +300,9 @@ mod tests {
     fn every_token_can_be_drawn_by_its_interval() {
         let logits: Vec<f32> = [0.1f32, 0.2, 0.3, 0.4].iter().map(|p| p.ln()).collect();
         for (name, stats) in PATHS {
-            for (u, id) in [(0.0, 0), (0.09, 0), (0.11, 1), (0.29, 1), (0.31, 2), (0.59, 2), (0.61, 3), (0.999_999_9, 3)] {
+            for (u, id) in
+                [(0.0, 0), (0.09, 0), (0.11, 1), (0.29, 1), (0.31, 2), (0.59, 2), (0.61, 3), (0.999_999_9, 3)]
+            {
                 assert_eq!(stats(&logits, None, 1.0, u).drawn, id, "{name}: u {u}");
             }
         }
@@ -347,12 +341,16 @@ mod tests {
                     logits[at] = bad;
                     for (name, stats) in PATHS {
                         let got = stats(&logits, Some(30.0), 0.5, 0.5);
-                        assert!(got.entropy.is_nan() && got.argmax == u32::MAX, "{name}: {bad} at {at} of {n}: {got:?}");
+                        assert!(
+                            got.entropy.is_nan() && got.argmax == u32::MAX,
+                            "{name}: {bad} at {at} of {n}: {got:?}"
+                        );
                     }
                 }
             }
         }
-        for (cap, t, u) in [(None, 0.0, 0.5), (None, f32::NAN, 0.5), (None, 1.0, 1.0), (None, 1.0, -0.1), (Some(0.0), 1.0, 0.5)]
+        for (cap, t, u) in
+            [(None, 0.0, 0.5), (None, f32::NAN, 0.5), (None, 1.0, 1.0), (None, 1.0, -0.1), (Some(0.0), 1.0, 0.5)]
         {
             assert!(position_stats(&[1.0, 2.0], cap, t, u).entropy.is_nan(), "{cap:?} {t} {u}");
         }

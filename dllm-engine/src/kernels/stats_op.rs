@@ -8,7 +8,7 @@
 use llama_sys::ggml_tensor;
 
 use crate::ggml::NodeOp;
-use crate::kernels::position_stats::position_stats;
+use crate::kernels::position_stats::{NOT_FINITE, position_stats};
 use crate::kernels::{row, row_mut, share, source};
 use crate::model::Position;
 
@@ -20,11 +20,15 @@ pub(crate) struct PositionStats {
 }
 
 impl PositionStats {
-    /// Unpacks a row; `None` if a logit is no number.
-    pub fn unpack(words: &[u32]) -> Option<Position> {
-        let &[argmax, drawn, entropy, argmax_prob, drawn_prob, ..] = words else { return None };
-        let [entropy, argmax_prob, drawn_prob] = [entropy, argmax_prob, drawn_prob].map(f32::from_bits);
-        (argmax != u32::MAX).then_some(Position { argmax, drawn, entropy, argmax_prob, drawn_prob })
+    /// Unpacks a row of `WORDS`; `NOT_FINITE` if a logit is no number.
+    pub fn unpack(words: &[u32]) -> Position {
+        match *words {
+            [argmax, drawn, entropy, argmax_prob, drawn_prob, ..] if argmax != u32::MAX => {
+                let [entropy, argmax_prob, drawn_prob] = [entropy, argmax_prob, drawn_prob].map(f32::from_bits);
+                Position { argmax, drawn, entropy, argmax_prob, drawn_prob }
+            }
+            _ => NOT_FINITE,
+        }
     }
 }
 

@@ -86,7 +86,8 @@ pub trait Forward {
     /// One denoising step of the given lanes. `out` receives `Shape::canvas` positions per given lane, in their order.
     ///
     /// # Errors
-    /// `NotFinite` where a logit is no number, `Backend` where the device fails.
+    /// `Backend` where the device fails, which ends all given lanes. Where a logit is no number the position comes back with
+    /// entropy NaN: the loop ends that lane with `NotFinite` and its neighbours go on.
     fn denoise(&mut self, lanes: &[DenoiseLane<'_>], out: &mut Vec<Position>) -> Result<()>;
 
     /// Work counters so far.

@@ -1,6 +1,10 @@
 //! Samplers: each sees numbers per position and chooses what to accept. A sampler is one file and one line in `REGISTRY`.
 
+use crate::denoise::DenoiseSettings;
+use crate::error::{Error, Result};
 use crate::model::Position;
+
+pub mod entropy_bound;
 
 /// What a sampler may look at. All slices have one entry per canvas position.
 #[derive(Debug, Clone, Copy)]
@@ -25,4 +29,27 @@ pub trait Sampler: Send {
     /// Sets `accepted[i]` for every position that takes its drawn token in this step; entries come in `false`. Fixed
     /// positions are ignored whatever is said of them.
     fn accept(&mut self, view: &StepView<'_>, accepted: &mut [bool]);
+}
+
+/// A sampler that can be asked for by name.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// The name in receipts and on the command line.
+    pub name: &'static str,
+    /// Makes one for a request.
+    pub make: fn(&DenoiseSettings) -> Box<dyn Sampler>,
+}
+
+/// All samplers.
+pub const REGISTRY: &[Entry] = &[Entry { name: entropy_bound::NAME, make: entropy_bound::make }];
+
+/// The sampler of that name.
+///
+/// # Errors
+/// `BadArgument`, which lists the known names.
+pub fn by_name(name: &str) -> Result<Entry> {
+    REGISTRY.iter().find(|entry| entry.name == name).copied().ok_or_else(|| {
+        let known: Vec<_> = REGISTRY.iter().map(|entry| entry.name).collect();
+        Error::argument("sampler", format!("{name:?} is not known; the samplers are: {}", known.join(", ")))
+    })
 }
