@@ -5,7 +5,7 @@ mod common;
 use common::{EOG, SHAPE, alone, lanes, silent, work};
 use dllm_engine::Error;
 use dllm_engine::denoise::scripted::{Scripted, Seen};
-use dllm_engine::denoise::{Lanes, Settle};
+use dllm_engine::denoise::{Lanes, Settle, Work};
 use dllm_engine::event::{Control, Event, FinishReason};
 use dllm_engine::kernels::position_stats::position_stats;
 use dllm_engine::model::{Position, Shape};

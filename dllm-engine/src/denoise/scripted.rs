@@ -69,7 +69,11 @@ impl Scripted {
     /// A made-up model. Each position has a token that depends on the whole cache and shows up, with little entropy, after one to
     /// five steps; before that the position follows the canvas and the drawn number. So one wrong input changes the result.
     pub fn made_up(shape: Shape) -> Self {
-        Self::new(shape, Box::new(move |seen, out| Ok(made_up(&shape, seen, out))))
+        let script = move |seen: &Seen<'_>, out: &mut [Position]| {
+            made_up(&shape, seen, out);
+            Ok(())
+        };
+        Self::new(shape, Box::new(script))
     }
 
     /// Keeps a log of the passes.

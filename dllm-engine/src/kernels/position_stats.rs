@@ -91,7 +91,7 @@ fn exp2<const FMA: bool>(t: f32) -> f32 {
     let n = at + ROUND;
     let r = at - (n - ROUND);
     let mut p = 1.545_316_3e-4;
-    for c in [1.339_086_3e-3, 9.618_083e-3, 5.550_357e-2, 2.402_265_1e-1, 6.931_471_8e-1, 1.0] {
+    for c in [1.339_086_3e-3, 9.618_083e-3, 5.550_357e-2, 2.402_265e-1, LN_2 as f32, 1.0] {
         p = mul_add::<FMA>(p, r, c);
     }
     let power = f32::from_bits(p.to_bits().wrapping_add(n.to_bits() << 23));
