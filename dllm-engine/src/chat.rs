@@ -21,9 +21,10 @@
 //! Contents without such characters are not touched at all: the tokens are those of the rendered text as a whole, as in
 //! Hugging Face's tokenizers.
 
+use std::collections::HashSet;
 use std::io::{self, Write};
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::AhoCorasick;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, context};
 
@@ -80,10 +81,7 @@ impl ChatTemplate {
         let mut edges: Vec<char> = texts.iter().flat_map(|t| [t.chars().next(), t.chars().last()]).flatten().collect();
         edges.sort_unstable();
         edges.dedup();
-        let markers = AhoCorasick::builder()
-            .match_kind(MatchKind::LeftmostLongest)
-            .build(&texts)
-            .map_err(|e| Error::Template(format!("too many special tokens: {e}")))?;
+        let markers = AhoCorasick::new(&texts).map_err(|e| Error::Template(format!("too many special tokens: {e}")))?;
         let text = |id: Option<u32>| id.map_or_else(String::new, |id| vocab.text(id).to_owned());
         Ok(Self { env, bos: text(vocab.bos()), eos: text(vocab.eos()), edges, markers })
     }
@@ -200,7 +198,7 @@ impl Marks {
     /// Private-use characters that occur neither in the contents nor in what the template makes of them.
     fn choose(edges: &[char], plain: &str, contents: &[&str]) -> Result<Self> {
         let used = contents.iter().flat_map(|c| c.chars()).chain(plain.chars());
-        let used: std::collections::HashSet<char> = used.filter(|c| is_private(*c)).collect();
+        let used: HashSet<char> = used.filter(|c| is_private(*c)).collect();
         let free = ('\u{e000}'..='\u{f8ff}').chain('\u{f0000}'..='\u{ffffd}').filter(|c| !used.contains(c));
         let marks: Vec<(char, char)> = edges.iter().copied().zip(free).collect();
         match marks.len() == edges.len() {
@@ -220,13 +218,9 @@ impl Marks {
 
     /// Replaces the first character of every special token.
     fn put_at(&self, content: &str, markers: &AhoCorasick) -> String {
-        let mut marked = String::with_capacity(content.len());
-        let mut starts = markers.find_iter(content).map(|m| m.start()).peekable();
-        for (at, c) in content.char_indices() {
-            let mark = starts.next_if_eq(&at).and_then(|_| self.mark(c));
-            marked.push(mark.unwrap_or(c));
-        }
-        marked
+        let starts: HashSet<usize> = markers.find_overlapping_iter(content).map(|m| m.start()).collect();
+        let mark_at = |at: usize, c: char| self.mark(c).filter(|_| starts.contains(&at)).unwrap_or(c);
+        content.char_indices().map(|(at, c)| mark_at(at, c)).collect()
     }
 
     /// Puts the edges back and tells where they are.
