@@ -2,6 +2,8 @@
 
 pub mod chat;
 pub mod denoise;
+mod embedded;
+mod engine;
 pub mod error;
 pub mod event;
 pub mod family;
@@ -19,4 +21,11 @@ pub mod sampler;
 pub mod text;
 pub mod vocab;
 
+pub use engine::{Chat, Engine, ModelInfo};
 pub use error::{Error, Result};
+pub use event::{Completion, Control, Event, FinishReason, Step};
+pub use model::MemoryPlan;
+pub use params::{
+    DenoiseOverrides, EngineParams, KvType, Level, Message, ModelSource, Pin, Prompt, Request, Role,
+};
+pub use receipt::Receipt;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::denoise::Settle;
 use crate::error::{Error, Result};
 use crate::event::FinishReason;
 use crate::vocab::Vocab;
@@ -49,6 +50,25 @@ struct Markers {
 impl Markers {
     fn of(vocab: &Vocab) -> Self {
         Self { open: vocab.find(CHANNEL_OPEN), close: vocab.find(CHANNEL_CLOSE) }
+    }
+}
+
+impl Settle for Settler {
+    fn settle(&mut self, tokens: &[u32], last: bool, text: &mut String) -> Option<usize> {
+        let before = self.tokens.len();
+        text.push_str(self.push(tokens));
+        if self.finished == Some(FinishReason::Stop) {
+            return Some(self.tokens.len() - before);
+        }
+        if last {
+            // The loop knows why the answer ends; it only matters here that it does.
+            text.push_str(self.finish(FinishReason::Length));
+        }
+        None
+    }
+
+    fn reasoning(&mut self) -> Option<String> {
+        Settler::reasoning(self)
     }
 }
 

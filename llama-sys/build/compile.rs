@@ -20,11 +20,17 @@ const OFF: &[&str] = &[
 ];
 
 pub fn build(vars: &Vars, tree: &Tree) -> Result<Built> {
+    let lib_dir = tree.work_dir.join("lib");
+    // Multi-configuration generators (Visual Studio) add a folder named after the configuration.
+    let found = || [lib_dir.clone(), lib_dir.join("Release")].into_iter().filter(|d| d.is_dir()).collect();
+    let done = tree.work_dir.join("built.stamp");
+    if tree.fixed && done.is_file() {
+        return Ok(Built { lib_dirs: found() });
+    }
     check_tools(vars)?;
-    let lib_dir = vars.out_dir.join("lib");
     let mut config = cmake::Config::new(&tree.root);
     // Always optimised: an unoptimised ggml is a hundred times slower and nobody debugs it from here.
-    config.profile("Release").very_verbose(false).out_dir(&vars.out_dir);
+    config.profile("Release").very_verbose(false).out_dir(&tree.work_dir);
     for name in OFF {
         config.define(name, "OFF");
     }
@@ -54,9 +60,8 @@ pub fn build(vars: &Vars, tree: &Tree) -> Result<Built> {
     for target in targets(vars) {
         config.build_target(target).build();
     }
-    // Multi-configuration generators (Visual Studio) add a folder named after the configuration.
-    let lib_dirs = [lib_dir.clone(), lib_dir.join("Release")].into_iter().filter(|d| d.is_dir()).collect();
-    Ok(Built { lib_dirs })
+    std::fs::write(&done, "").map_err(|e| format!("cannot write {}: {e}", done.display()))?;
+    Ok(Built { lib_dirs: found() })
 }
 
 /// With dynamic backends nothing links against a backend, so each is a target of its own.

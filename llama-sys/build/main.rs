@@ -20,6 +20,8 @@ fn main() {
 
 fn run() -> Result<()> {
     let vars = vars::Vars::read()?;
+    // Builds of several profiles may run at once and share the folder.
+    let _lock = source::lock(&vars)?;
     let tree = source::prepare(&vars)?;
     let built = compile::build(&vars, &tree)?;
     compile::abi_table(&tree)?;

@@ -14,9 +14,24 @@ const PARTS: &[&str] = &["CMakeLists.txt", "LICENSE", "cmake", "ggml", "include"
 
 /// A patched copy of llama.cpp, ready to build.
 pub struct Tree {
+    /// The sources.
     pub root: PathBuf,
+    /// Where they are built; holds `root`.
+    pub work_dir: PathBuf,
+    /// A checkout of the user's may change under us, so its build is never taken as done.
+    pub fixed: bool,
     /// False when another checkout was given and the patch queue does not fit it: the stock-op composition is used then.
     pub patched: bool,
+}
+
+/// Waits until no other build uses the shared folder. The lock ends with the returned file.
+pub fn lock(vars: &Vars) -> Result<fs::File> {
+    fs::create_dir_all(&vars.shared_dir).map_err(|e| format!("cannot create {}: {e}", vars.shared_dir.display()))?;
+    let path = vars.shared_dir.join("lock");
+    let fail = |e: std::io::Error| format!("cannot lock {}: {e}", path.display());
+    let file = fs::File::create(&path).map_err(fail)?;
+    file.lock().map_err(fail)?;
+    Ok(file)
 }
 
 pub fn prepare(vars: &Vars) -> Result<Tree> {
@@ -41,20 +56,22 @@ pub fn prepare(vars: &Vars) -> Result<Tree> {
         ));
     }
 
-    let root = vars.out_dir.join("llama.cpp");
-    let stamp_file = vars.out_dir.join("llama.cpp.stamp");
-    let stamp = stamp(&label, &patches);
+    let stamp = stamp(&label, &patches, vars);
+    let work_dir = vars.shared_dir.join(format!("{:016x}", fnv(stamp.as_bytes())));
+    let root = work_dir.join("source");
+    let stamp_file = work_dir.join("source.stamp");
+    fs::create_dir_all(&work_dir).map_err(|e| format!("cannot create {}: {e}", work_dir.display()))?;
+    let fixed = vars.llama_cpp_dir.is_none();
     let done = fs::read_to_string(&stamp_file).unwrap_or_default();
-    // A checkout of the user's may change under us, so only the pin may skip the copy.
-    if let Some(state) = done.strip_prefix(&stamp).filter(|_| vars.llama_cpp_dir.is_none()) {
-        return Ok(Tree { root, patched: state.trim() == "patched" });
+    if let Some(state) = done.strip_prefix(&stamp).filter(|_| fixed) {
+        return Ok(Tree { root, work_dir, fixed, patched: state.trim() == "patched" });
     }
     for part in PARTS {
         copy(&origin.join(part), &root.join(part))?;
     }
     let patched = match apply_all(&root, &patches) {
         Ok(()) => true,
-        Err(why) if vars.llama_cpp_dir.is_some() => {
+        Err(why) if !fixed => {
             println!("cargo::warning=the patch queue does not fit this checkout ({why}); custom CUDA ops are off");
             false
         }
@@ -62,7 +79,7 @@ pub fn prepare(vars: &Vars) -> Result<Tree> {
     };
     fs::write(&stamp_file, format!("{stamp}{}", if patched { "patched" } else { "plain" }))
         .map_err(|e| format!("cannot write {}: {e}", stamp_file.display()))?;
-    Ok(Tree { root, patched })
+    Ok(Tree { root, work_dir, fixed, patched })
 }
 
 /// Asks Cargo where the pinned crate lies; Cargo downloads it first if it must, and has checked its checksum.
@@ -116,14 +133,18 @@ fn apply_all(root: &Path, patches: &[(String, String)]) -> Result<()> {
     Ok(())
 }
 
-fn stamp(label: &str, patches: &[(String, String)]) -> String {
-    let mut text = format!("{label}\n");
+/// Everything that a build depends on, as text.
+fn stamp(label: &str, patches: &[(String, String)], vars: &Vars) -> String {
+    let mut text = format!("{label}\n{}\n", vars.options());
     for (name, body) in patches {
-        // FNV-1a: only has to notice an edited patch.
-        let hash = body.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-        text += &format!("{name} {hash:016x}\n");
+        text += &format!("{name} {:016x}\n", fnv(body.as_bytes()));
     }
     text
+}
+
+/// FNV-1a: only has to tell builds apart.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Copies a file or folder; a file whose content is the same is left alone, so that CMake does not build it again.

@@ -7,8 +7,10 @@ use crate::Result;
 
 /// Everything the build takes from outside.
 pub struct Vars {
-    /// Where Cargo wants build products.
+    /// Where Cargo wants this build's own products.
     pub out_dir: PathBuf,
+    /// Where llama.cpp is built: one folder of the target directory for all profiles, since it is always optimised.
+    pub shared_dir: PathBuf,
     /// This crate's folder.
     pub manifest_dir: PathBuf,
     /// `LLAMA_CPP_DIR`: another llama.cpp checkout to build instead of the pin.
@@ -33,8 +35,12 @@ pub struct Vars {
 
 impl Vars {
     pub fn read() -> Result<Self> {
+        let out_dir = PathBuf::from(required("OUT_DIR")?);
+        // target/debug/build/llama-sys-0123/out
+        let target_dir = out_dir.ancestors().nth(4).unwrap_or(&out_dir).to_owned();
         Ok(Self {
-            out_dir: required("OUT_DIR")?.into(),
+            shared_dir: target_dir.join("llama.cpp"),
+            out_dir,
             manifest_dir: required("CARGO_MANIFEST_DIR")?.into(),
             llama_cpp_dir: watched("LLAMA_CPP_DIR").map(PathBuf::from),
             cuda_architectures: watched("DLLM_CUDA_ARCHITECTURES").unwrap_or_else(|| "89;120".into()),
@@ -48,6 +54,24 @@ impl Vars {
             dynamic: feature("DYNAMIC_BACKENDS"),
             bindgen: feature("BINDGEN"),
         })
+    }
+
+    /// What changes the compiled libraries, as text: builds that differ here have folders of their own.
+    pub fn options(&self) -> String {
+        let compiler = ["CC", "CXX", "CFLAGS", "CXXFLAGS", "CMAKE_GENERATOR", "CMAKE_TOOLCHAIN_FILE"]
+            .map(|name| format!("{name}={}", watched(name).unwrap_or_default()));
+        format!(
+            "{} {} native={} cuda={} {} vulkan={} metal={} dynamic={} {}",
+            self.target_os,
+            self.target_env,
+            self.cpu_native,
+            self.cuda,
+            self.cuda_architectures,
+            self.vulkan,
+            self.metal,
+            self.dynamic,
+            compiler.join(" ")
+        )
     }
 
     /// The tools that CMake and this script call; overridable by the usual names.

@@ -65,6 +65,11 @@ impl<F: Forward> Lanes<F> {
         &mut self.forward
     }
 
+    /// Gives the network back. Requests that run are dropped.
+    pub fn into_forward(self) -> F {
+        self.forward
+    }
+
     /// Lanes that run a request.
     pub fn running(&self) -> usize {
         self.slots.iter().filter(|slot| slot.run.is_some()).count()

@@ -164,7 +164,7 @@ impl Family for DiffusionGemma {
     }
 
     fn sampler(&self) -> (&'static str, DenoiseSettings) {
-        ("entropy-bound", self.settings)
+        ("entropy-bound", self.settings.clone())
     }
 
     fn vocab_architecture(&self) -> &'static str {

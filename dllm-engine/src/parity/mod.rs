@@ -2,6 +2,7 @@
 
 mod fixtures;
 mod forward;
+mod generation;
 mod report;
 
 use std::path::Path;
@@ -10,10 +11,10 @@ use std::sync::Arc;
 pub use fixtures::{CanvasRecord, Fixtures, GenerationCase, GenerationConfig};
 pub use report::{Check, Report};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::Network;
-use crate::params::{EngineParams, Level};
+use crate::params::{EngineParams, Level, Prompt};
 
 /// Largest absolute differences that are allowed.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +69,8 @@ pub fn run(dir: &Path, params: &ParityParams, sink: &mut dyn FnMut(&Check)) -> R
     let nano = fixtures.generations.first().is_some_and(|g| g.config.max_new_tokens <= 32);
     let limits = limits(params.level, &file, nano);
     let mut report = Report::new(sink);
+    tokens(&fixtures, &file, &mut report)?;
+    generation::sampler_alone(&fixtures, &mut report)?;
     for lanes in forward::LANES {
         // Small key padding, so that the ring of the sliding layers wraps on these short prompts.
         let engine = EngineParams {
@@ -80,6 +83,7 @@ pub fn run(dir: &Path, params: &ParityParams, sink: &mut dyn FnMut(&Check)) -> R
             ..EngineParams::default()
         };
         let mut network = Network::load(Arc::clone(&file), &engine, &mut |_, _| {})?;
+        network = generation::autonomous(network, &fixtures, &mut report)?;
         network.tap();
         forward::forward_cases(&mut network, &fixtures, &limits, lanes, &mut report)?;
         if lanes.0 == 1 {
@@ -87,4 +91,27 @@ pub fn run(dir: &Path, params: &ParityParams, sink: &mut dyn FnMut(&Check)) -> R
         }
     }
     Ok(report.into_checks())
+}
+
+/// Texts of tokenizer_cases.json become the recorded ids.
+fn tokens(fixtures: &Fixtures, file: &Gguf, report: &mut Report<'_>) -> Result<()> {
+    #[derive(serde::Deserialize)]
+    struct Cases {
+        cases: Vec<Case>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Case {
+        text: String,
+        ids: Vec<u32>,
+    }
+    let path = fixtures.dir.join("tokenizer_cases.json");
+    let bytes = std::fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+    let cases: Cases = serde_json::from_slice(&bytes).map_err(|e| Error::file(&path, format!("not tokenizer cases: {e}")))?;
+    let family = crate::family::load(file)?;
+    let vocab = crate::engine::load_vocab(file, family.vocab_architecture())?;
+    for case in &cases.cases {
+        let ids = crate::prompt::encode(&Prompt::Raw(case.text.clone()), &vocab, None, false)?;
+        report.equal(format!("tokens of {:?}", case.text.chars().take(40).collect::<String>()), &ids, &case.ids);
+    }
+    Ok(())
 }
