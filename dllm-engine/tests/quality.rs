@@ -1,0 +1,56 @@
+//! The tiny trained model answers its held-out prompts as the reference did, and replays its recorded traces.
+
+use std::path::{Path, PathBuf};
+
+use dllm_engine::{Control, Engine, EngineParams, Level, ModelSource, Request};
+
+fn shared(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny").join(name)
+}
+
+#[derive(serde::Deserialize)]
+struct Eval {
+    prompts: Vec<Held>,
+}
+
+#[derive(serde::Deserialize)]
+struct Held {
+    prompt: String,
+    expected: String,
+}
+
+/// Exact answers among the 200 held-out prompts.
+fn exact(model: ModelSource, level: Level) -> usize {
+    let eval: Eval = serde_json::from_slice(&std::fs::read(shared("eval.json")).unwrap()).unwrap();
+    let mut params = EngineParams::default();
+    (params.model, params.level, params.lanes, params.context) = (model, level, 4, 1024);
+    let mut engine = Engine::load(params).unwrap();
+    let requests: Vec<_> =
+        eval.prompts.iter().enumerate().map(|(i, p)| Request::new(p.prompt.as_str()).max_tokens(256).seed(i as u64)).collect();
+    assert_eq!(requests.len(), 200);
+    let answers = engine.generate_all(&requests, &mut |_, _| Control::Continue);
+    let mut wrong = Vec::new();
+    for (held, answer) in eval.prompts.iter().zip(&answers) {
+        let answer = answer.as_ref().unwrap();
+        if answer.text.trim() != held.expected.trim() {
+            wrong.push(format!("{:?}: {:?}, expected {:?}", held.prompt, answer.text, held.expected));
+        }
+    }
+    eprintln!("{} of 200 exact; wrong:\n{}", 200 - wrong.len(), wrong.join("\n"));
+    200 - wrong.len()
+}
+
+#[test]
+fn the_embedded_q8_0_file_answers_196_of_200() {
+    assert!(exact(ModelSource::Embedded, Level::Fused) >= 196);
+}
+
+#[test]
+fn the_f16_file_answers_197_of_200() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/tiny/dllm-tiny-f16.gguf");
+    if !file.is_file() {
+        eprintln!("skipped: {} is not there", file.display());
+        return;
+    }
+    assert!(exact(ModelSource::Path(file), Level::Fused) >= 197);
+}
