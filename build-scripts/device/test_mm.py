@@ -39,30 +39,30 @@ def routing(rows, experts, top_k, skew=1.0):
     return ids.int().contiguous(), (v / v.sum(-1, keepdim=True)).float().contiguous()
 
 
-def check_moe(tg, td, h, ff, experts, top_k, rows, tile, skew=1.0, atomic=False):
+def new_plan(rows, top_k, experts):
+    return torch.full((lib.dllm_moe_plan_bytes(rows * top_k, experts) // 4,), -1, dtype=torch.int32, device=dev)
+
+
+def check_moe(tg, td, h, ff, experts, top_k, rows, tile, skew=1.0, overlap=0):
     raw_g = [make_raw(tg, 2 * ff, h) for _ in range(experts)]
     raw_d = [make_raw(td, h, ff) for _ in range(experts)]
     wg = torch.cat([repack(tg, r, h, True) for r in raw_g])
     wd = torch.cat([repack(td, r, ff) for r in raw_d])
     ids, wt = routing(rows, experts, top_k, skew)
     x = torch.randn(rows, h, device=dev)
-    plan = torch.full((experts + 1 + rows * top_k,), -1, dtype=torch.int32, device=dev)
-    ok(lib.dllm_moe_route(stream(), P(ids), rows * top_k, experts, P(plan)))
+    plan = new_plan(rows, top_k, experts)
     act = torch.full((rows * top_k, ff), float("nan"), dtype=torch.float16, device=dev)
     part = torch.full((rows * top_k, h), float("nan"), device=dev)
     out = torch.full((rows, h), float("nan"), device=dev)
     xh = x.half()
-    ok(lib.dllm_moe_gate_up(stream(), tg, P(wg), P(xh), I64(h), P(plan), rows, top_k, experts, h, ff, P(act), tile))
-    if atomic:
-        out.zero_()
-        ok(lib.dllm_moe_down_atomic(stream(), td, P(wd), P(act), P(plan), P(wt), rows, top_k, experts, ff, h, P(out), tile))
-    else:
-        ok(lib.dllm_moe_down(stream(), td, P(wd), P(act), P(plan), P(wt), rows, top_k, experts, ff, h, P(part), tile))
-        ok(lib.dllm_moe_sum(stream(), P(part), rows, top_k, h, P(out)))
+    ok(lib.dllm_moe_route(stream(), P(ids), rows * top_k, experts, P(plan)))
+    ok(lib.dllm_moe_gate_up(stream(), tg, P(wg), P(xh), I64(h), P(plan), rows, top_k, experts, h, ff, P(act), overlap, tile))
+    ok(lib.dllm_moe_down(stream(), td, P(wd), P(act), P(plan), P(wt), rows, top_k, experts, ff, h, P(part), overlap, tile, h, tile))
+    ok(lib.dllm_moe_sum(stream(), P(part), rows, top_k, h, P(out)))
     flat = ids.flatten().long()
     order = torch.sort(flat, stable=True).indices.int()
     counts = torch.bincount(flat, minlength=experts)
-    good = torch.equal(plan[experts + 1:], order) and torch.equal(plan[1:experts + 1].long(), counts.cumsum(0))
+    good = torch.equal(plan[experts + 1:experts + 1 + len(order)], order) and torch.equal(plan[1:experts + 1].long(), counts.cumsum(0))
     ref = torch.zeros(rows, h, dtype=torch.float64, device=dev)
     ref_act = torch.zeros(rows * top_k, ff, dtype=torch.float64, device=dev)
     xd = x.double()
@@ -74,7 +74,20 @@ def check_moe(tg, td, h, ff, experts, top_k, rows, tile, skew=1.0, atomic=False)
         a = gelu(gu[:, :ff]) * gu[:, ff:]
         ref_act[at] = a * GELU_SCALE
         ref.index_add_(0, at // top_k, wt.flatten()[at].double().unsqueeze(1) * (a @ dequant(td, raw_d[e]).T))
-    return good, rel(act, ref_act), rel(out, ref), int(counts.max())
+    return f"plan {good} act {rel(act, ref_act):.2e} out {rel(out, ref):.2e} max tokens {int(counts.max())}"
+
+
+def repeated(overlap):
+    L = Layers(Q4_K, Q5_0, 1, 256, 2.0)
+    first = None
+    for i in range(20):
+        L.act.fill_(float("nan")); L.part.fill_(float("nan"))
+        L.chain(0, overlap)
+        if first is None:
+            first = (L.act.clone(), L.out.clone())
+        elif not (torch.equal(first[0], L.act) and torch.equal(first[1], L.out)):
+            return "DIFFERS"
+    return "ok"
 
 
 def report(name, f):
@@ -89,22 +102,33 @@ def report(name, f):
 def correct(small=False):
     types = [Q4_K, Q5_0, Q8_0, Q6_K] if small else list(NAMES)
     for t in types:
-        report(f"dense {NAMES[t]} 208x512 rows 37", lambda: f"{check_dense(t, 208, 512, 37, 0, 1, 1):.2e}")
-    tiles = [1, 4, 5] if small else [1, 2, 3, 4, 5, 6]
-    for tile in tiles:
+        report(f"dense {NAMES[t]} 208x512 rows 37", lambda: f"{check_dense(t, 208, 512, 37, 0, 1, 2):.2e}")
+    for tile in range(1, 4):
         report(f"dense Q4_K tile {tile}: 1, 130 rows, f16, gelu, splits 3", lambda: " ".join(
             f"{v:.2e}" for v in (check_dense(Q4_K, 320, 768, 1, 0, 1, tile), check_dense(Q4_K, 320, 768, 130, 1, 1, tile),
                                  check_dense(Q4_K, 320, 768, 130, 2, 1, tile), check_dense(Q4_K, 320, 768, 130, 0, 3, tile))))
-    for tile in ([1, 5] if small else [1, 2, 3, 4, 5]):
-        report(f"moe Q4_K/Q5_0 tile {tile}, 8 experts, 77 rows", lambda: check_moe(Q4_K, Q5_0, 256, 192, 8, 3, 77, tile))
-    report("moe Q4_K/Q8_0 atomic, skewed", lambda: check_moe(Q4_K, Q8_0, 256, 192, 8, 2, 50, 1, 4.0, True))
+    for overlap in (0, 1):
+        for tile in (1, 2, 3):
+            report(f"moe Q4_K/Q5_0 tile {tile} overlap {overlap}, 8 experts, 77 rows",
+                   lambda: check_moe(Q4_K, Q5_0, 256, 192, 8, 3, 77, tile, 1.0, overlap))
+        report(f"moe Q4_K/Q8_0 skewed overlap {overlap}", lambda: check_moe(Q4_K, Q8_0, 256, 192, 8, 2, 50, 1, 4.0, overlap))
     if small:
         return
-    for t in (Q6_K, Q4_0, Q5_K, F16, BF16):
+    for t in NAMES:
         report(f"moe {NAMES[t]}/{NAMES[t]}", lambda: check_moe(t, t, 512, 256, 4, 2, 40, 0))
-    report("moe real shape Q4_K/Q5_0 256 rows", lambda: check_moe(Q4_K, Q5_0, 2816, 704, 128, 8, 256, 0))
-    report("moe real shape Q4_K/Q8_0 1 row", lambda: check_moe(Q4_K, Q8_0, 2816, 704, 128, 8, 1, 0))
-    report("moe real shape Q4_K/Q8_0 1024 rows", lambda: check_moe(Q4_K, Q8_0, 2816, 704, 128, 8, 1024, 0))
+    report("dequant to half, worst type", lambda: f"{max(check_dequant(t) for t in NAMES):.2e}")
+    for overlap in (0, 1):
+        for t, rows in ((Q5_0, 256), (Q8_0, 1), (Q8_0, 1024)):
+            report(f"moe real shape Q4_K/{NAMES[t]} {rows} rows overlap {overlap}",
+                   lambda: check_moe(Q4_K, t, 2816, 704, 128, 8, rows, 0, 1.0, overlap))
+        report(f"moe repeated: 20 runs identical, overlap {overlap}", lambda: repeated(overlap))
+
+
+def check_dequant(t):
+    raw = make_raw(t, 48, 768)
+    out = torch.full((48, 768), float("nan"), device=dev, dtype=torch.float16)
+    ok(lib.dllm_dequant_f16(stream(), t, P(raw), I64(48), I64(768), P(out)))
+    return rel(out, dequant(t, raw))
 
 
 class Layers:
@@ -126,7 +150,7 @@ class Layers:
                 repack_into(td, raw_d[e % 4], ff, wd[e * db:(e + 1) * db], False)
             b.record(); b.synchronize(); self.repack_us = a.elapsed_time(b) * 1000
             ids, wt = routing(rows, experts, top_k, skew)
-            plan = torch.empty(experts + 1 + rows * top_k, dtype=torch.int32, device=dev)
+            plan = new_plan(rows, top_k, experts)
             ok(lib.dllm_moe_route(stream(), P(ids), rows * top_k, experts, P(plan)))
             self.wg.append(wg); self.wd.append(wd); self.ids.append(ids); self.wt.append(wt); self.plan.append(plan)
         self.x = torch.randn(rows, h, device=dev).half()
@@ -139,45 +163,41 @@ class Layers:
     def route(self, i):
         ok(lib.dllm_moe_route(stream(), P(self.ids[i]), self.rows * self.top_k, self.experts, P(self.plan[i])))
 
-    def gate_up(self, i, tile=0):
+    def gate_up(self, i, tile=0, overlap=0):
         ok(lib.dllm_moe_gate_up(stream(), self.tg, P(self.wg[i]), P(self.x), I64(self.h), P(self.plan[i]), self.rows,
-                                self.top_k, self.experts, self.h, self.ff, P(self.act), tile))
+                                self.top_k, self.experts, self.h, self.ff, P(self.act), overlap, tile))
 
-    def down(self, i, tile=0):
+    def down(self, i, tile=0, overlap=0):
         ok(lib.dllm_moe_down(stream(), self.td, P(self.wd[i]), P(self.act), P(self.plan[i]), P(self.wt[i]), self.rows,
-                             self.top_k, self.experts, self.ff, self.h, P(self.part), tile))
-
-    def down_atomic(self, i, tile=0):
-        self.out.zero_()
-        ok(lib.dllm_moe_down_atomic(stream(), self.td, P(self.wd[i]), P(self.act), P(self.plan[i]), P(self.wt[i]), self.rows,
-                                    self.top_k, self.experts, self.ff, self.h, P(self.out), tile))
+                             self.top_k, self.experts, self.ff, self.h, P(self.part), overlap, 0, self.h, tile))
 
     def sum(self):
         ok(lib.dllm_moe_sum(stream(), P(self.part), self.rows, self.top_k, self.h, P(self.out)))
 
-    def chain(self, i):
-        self.route(i); self.gate_up(i); self.down(i); self.sum()
+    def chain(self, i, overlap=0):
+        self.route(i); self.gate_up(i, 0, overlap); self.down(i, 0, overlap); self.sum()
 
 
 BW = 4.1e6  # bytes per microsecond
 
 
-def time_moe(tg, td, rows, skew=1.0, tiles=(1, 2, 3, 4, 5), layers=5):
-    L = Layers(tg, td, layers, rows, skew)
+def time_moe(tg, td, rows, skew=1.0, tiles=(1, 2, 3), layers=5, experts=128):
+    L = Layers(tg, td, layers, rows, skew, experts=experts)
     each = lambda f: graph_time([lambda i=i: f(i) for i in range(layers)])
-    c = torch.bincount(L.ids[0].flatten().long(), minlength=128)
-    print(f"-- moe {NAMES[tg]}/{NAMES[td]} rows {rows} skew {skew}: tokens per expert {int(c.min())}..{int(c.max())}; "
+    c = torch.bincount(L.ids[0].flatten().long(), minlength=experts)
+    print(f"-- moe {NAMES[tg]}/{NAMES[td]} experts {experts} rows {rows} skew {skew}: tokens per expert {int(c.min())}..{int(c.max())}; "
           f"MB packed (source) gate_up {L.bytes_g/1e6:.0f} ({L.src_g/1e6:.0f}) down {L.bytes_d/1e6:.0f} ({L.src_d/1e6:.0f}); "
           f"floor us {L.bytes_g/BW:.0f} + {L.bytes_d/BW:.0f}; repack of a layer {L.repack_us:.0f} us", flush=True)
     for tile in tiles:
         report(f"   tile {tile} gate_up, down us (GB/s)", lambda: "%.1f (%.0f)  %.1f (%.0f)" % (
             (a := each(lambda i: L.gate_up(i, tile))), L.bytes_g / a / 1e3, (b := each(lambda i: L.down(i, tile))), L.bytes_d / b / 1e3))
-    report("   down atomic + zero us", lambda: "%.1f" % each(lambda i: L.down_atomic(i)))
     report("   route, sum us", lambda: "%.1f %.1f" % (each(L.route), each(lambda i: L.sum())))
-    report("   chain us; x 30 layers ms", lambda: "%.1f; %.2f" % ((a := each(L.chain)), a * 30 / 1e3))
+    for overlap in (0, 1):
+        report(f"   chain us; x 30 layers ms, overlap {overlap}",
+               lambda: "%.1f; %.2f" % ((a := each(lambda i: L.chain(i, overlap))), a * 30 / 1e3))
 
 
-def time_dense(t, n, k, rows, name, epi=0, tiles=(1, 2, 3, 4, 6), splits=(1,), sets=0):
+def time_dense(t, n, k, rows, name, epi=0, tiles=(1, 2), splits=(1,), sets=0):
     bytes_ = lib.dllm_repack_bytes(t, I64(n), I64(k))
     sets = sets or max(4, int(3e8 / bytes_))
     raw = make_raw(t, n, k)
@@ -222,20 +242,24 @@ if __name__ == "__main__":
         bandwidth()
     elif mode == "moe":
         time_moe(Q4_K, Q5_0, 256)
-        time_moe(Q4_K, Q8_0, 256, 2.0, tiles=(1, 2, 3))
-        time_moe(Q4_K, Q5_0, 2048, 1.0, tiles=(3, 5), layers=3)
+        time_moe(Q4_K, Q8_0, 256, 2.0, tiles=(1, 2))
+        time_moe(Q4_K, Q5_0, 2048, 1.0, tiles=(3,), layers=3)
+    elif mode == "moe_many":  # four times the experts in one launch: what start and end of a launch cost
+        time_moe(Q4_K, Q5_0, 1024, 1.0, tiles=(1, 2), layers=2, experts=512)
     elif mode == "dense":
         time_dense(Q4_K, 8192, 2816, 256, "qkv", 1)
-        time_dense(Q4_K, 2816, 4096, 256, "o", 0, tiles=(1, 4), splits=(1, 2, 3))
-        time_dense(Q4_K, 4224, 2816, 256, "gate_up", 2, tiles=(1, 2, 4))
-        time_dense(Q5_0, 2816, 2112, 256, "down", 0, tiles=(1, 4), splits=(1, 2, 3))
-        time_dense(Q8_0, 2816, 2112, 256, "down", 0, tiles=(1, 4), splits=(1, 3))
-        time_dense(Q4_K, 9216, 2816, 256, "qk full", 1, tiles=(1, 4))
-        time_dense(Q4_K, 8192, 2816, 2048, "qkv prefill", 1, tiles=(1, 2, 6))
-        time_dense(Q6_K, 262144, 2816, 256, "head", 0, tiles=(1, 2, 3, 6), sets=2)
+        time_dense(Q4_K, 2816, 4096, 256, "o")
+        time_dense(Q4_K, 4224, 2816, 256, "gate_up", 2)
+        time_dense(Q5_0, 2816, 2112, 256, "down")
+        time_dense(Q8_0, 2816, 2112, 256, "down")
+        time_dense(Q4_K, 9216, 2816, 256, "qk full", 1)
+        time_dense(Q4_K, 2816, 8192, 256, "o full")
+        time_dense(Q4_K, 8192, 2816, 2048, "qkv prefill", 1)
+        time_dense(Q4_K, 2816, 4096, 1, "o, one row", 0, tiles=(3,), splits=(1, 4, 8))
+        time_dense(Q6_K, 262144, 2816, 256, "head", 0, sets=2)
     elif mode == "ncu_moe":
         L = Layers(Q4_K, Q5_0, 1, 256)
-        for tile in (1, 3):
+        for tile in (1, 2):
             L.gate_up(0, tile); L.down(0, tile)
         torch.cuda.synchronize()
     elif mode == "ncu_dense":

@@ -4,25 +4,6 @@
 namespace dllm {
 namespace {
 
-template <int EPI>
-int down(void* stream, int type, const void* w, const void* act, const int32_t* plan, const float* weights, int rows,
-         int top_k, int n_expert, int n_ff, int n, float* out, int tile) {
-    if (rows < 1 || top_k < 1 || n_expert < 1 || n < 1 || n_ff % 8 != 0) return cudaErrorInvalidValue;
-    MatmulArgs p = {};
-    p.expert_bytes = dllm_repack_bytes(type, n, n_ff);
-    if (p.expert_bytes == 0) return cudaErrorInvalidValue;
-    p.w = static_cast<const unsigned char*>(w);
-    p.x = static_cast<const __half*>(act); p.ldx = n_ff;
-    p.out = out; p.ldo = n;
-    p.rows = rows; p.k = n_ff; p.n = n;
-    p.alpha = 16.0f;
-    p.plan = plan; p.n_expert = n_expert; p.gather = 1; p.top_k = top_k; p.weights = weights; p.splits = 1;
-    if (tile == 0) tile = pick_expert_tile(rows * top_k, n_expert);
-    return with_layout(type, cudaErrorInvalidValue, [&](auto l) {
-        return run_expert_tile<decltype(l), EPI>(static_cast<cudaStream_t>(stream), p, rows * top_k, tile);
-    });
-}
-
 __global__ void sum_kernel(const float4* __restrict__ part, int64_t total, int top_k, int n4, float4* __restrict__ out) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= total) return;
@@ -41,16 +22,30 @@ __global__ void sum_kernel(const float4* __restrict__ part, int64_t total, int t
 
 using namespace dllm;
 
-DLLM_API int dllm_moe_down(void* stream, int type, const void* w, const void* act, const int32_t* plan,
-                           const float* weights, int rows, int top_k, int n_expert, int n_ff, int n, float* part,
-                           int tile) {
-    return down<OUT_WEIGHTED>(stream, type, w, act, plan, weights, rows, top_k, n_expert, n_ff, n, part, tile);
-}
-
-DLLM_API int dllm_moe_down_atomic(void* stream, int type, const void* w, const void* act, const int32_t* plan,
-                                  const float* weights, int rows, int top_k, int n_expert, int n_ff, int n, float* out,
-                                  int tile) {
-    return down<OUT_ATOMIC>(stream, type, w, act, plan, weights, rows, top_k, n_expert, n_ff, n, out, tile);
+DLLM_API int dllm_moe_down(void* stream, int type, const void* w, const void* act, int32_t* plan, const float* weights,
+                           int rows, int top_k, int n_expert, int n_ff, int n, float* part, int overlap, int gate_up_tile,
+                           int gate_up_k, int tile) {
+    if (rows < 1 || top_k < 1 || n_expert < 1 || n < 1 || n_ff % 8 != 0) return cudaErrorInvalidValue;
+    const int entries = rows * top_k;
+    MatmulArgs p = {};
+    p.expert_bytes = dllm_repack_bytes(type, n, n_ff);
+    if (p.expert_bytes == 0) return cudaErrorInvalidValue;
+    p.w = static_cast<const unsigned char*>(w);
+    p.x = static_cast<const __half*>(act); p.ldx = n_ff;
+    p.out = part; p.ldo = n;
+    p.rows = rows; p.k = n_ff; p.n = n;
+    p.alpha = 16.0f;
+    p.plan = plan; p.n_expert = n_expert; p.gather = 1; p.weights = weights; p.splits = 1;
+    if (overlap && can_overlap()) {
+        // as many blocks of an expert as dllm_moe_gate_up started
+        gate_up_tile = expert_tile(gate_up_tile, entries, n_expert, gate_up_k);
+        p.counters = reinterpret_cast<unsigned*>(plan + n_expert + 1 + entries);
+        p.wait_for = (2 * n_ff + 127) / 128 * expert_depth(entries, n_expert, expert_tile_tokens(gate_up_tile));
+    }
+    tile = expert_tile(tile, entries, n_expert, n_ff);
+    return with_layout(type, cudaErrorInvalidValue, [&](auto l) {
+        return run_expert_tile<decltype(l), OUT_WEIGHTED>(static_cast<cudaStream_t>(stream), p, entries, tile);
+    });
 }
 
 DLLM_API int dllm_moe_sum(void* stream, const float* part, int rows, int top_k, int n, float* out) {

@@ -1,40 +1,114 @@
-// Tile variants of the expert products, shared by the gate/up and the down kernels.
-//   1  128 weight rows x 32 tokens, 4 warps, 4 stages     2  the same, 6 stages     3  128 x 64, 4 warps
-//   4   64 x 32, 2 warps, 6 stages                        5  128 x 128, 8 warps (many rows)
+// The expert products: every expert's weights times the rows that were routed to it.
+//
+// One thread block makes 128 weight rows for one expert, in turn for all its token tiles (or, with many rows, for every
+// depth-th of them, so that blocks share the expert's weights through the cache).
+//
+// Overlap (compute capability 9.0 on, when asked for): the down product may start while the last gate/up blocks are
+// still running. Each of these counts itself at its expert when its results are written, and a down block waits for its
+// own expert only. All gate/up blocks have started by then, so nobody waits for a block that cannot run.
 #pragma once
 #include "quant_mm.cuh"
 
-#include <type_traits>
-
 namespace dllm {
 
-template <class L, int EPI>
-cudaError_t run_expert_tile(cudaStream_t s, const MatmulArgs& p, int entries, int tile) {
-    auto go = [&](auto t, auto min_blocks) {
-        using T = decltype(t);
-        // mean tokens of an expert; busier ones loop
-        const int mean = (entries + p.n_expert - 1) / p.n_expert;
-        const int depth = mean / T::TOKENS + 1;
-        const dim3 grid(((p.n + 15) / 16 + T::TILES - 1) / T::TILES, p.n_expert, depth);
-        return launch_matmul<L, T, EPI, true, decltype(min_blocks)::value>(s, p, grid);
-    };
-    using std::integral_constant;
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Grid (weight tiles, experts, depth).
+template <class L, class T, int EPI, int MIN_BLOCKS>
+__global__ void __launch_bounds__(T::THREADS, MIN_BLOCKS) expert_kernel(const MatmulArgs p) {
+    extern __shared__ __align__(128) unsigned char ring[];
+    __shared__ int entry[T::TOKENS];
+    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, wm = warp % T::WM, wn = warp / T::WM;
+    const int chunks = p.k / 64, expert = blockIdx.y;
+    if constexpr (EPI == OUT_GELU) let_next_kernel_start();
+    const int first = p.plan[expert], n = p.plan[expert + 1] - first;
+    if (n == 0) return;
+    unsigned* done = p.counters ? p.counters + expert : nullptr;
+    if constexpr (EPI != OUT_GELU) {
+        if (done) {
+            if (tid == 0)
+                while (atomicAdd(done, 0u) < p.wait_for) {}
+            __syncthreads();
+            __threadfence();
+        }
+    }
+
+    const unsigned char* w = p.w + expert * p.expert_bytes + (int64_t)blockIdx.x * chunks * (BLOCK_TILES * L::UNIT);
+    const uint32_t ring_at = smem_address(ring);
+    const LaneOffsets at = lane_offsets<L, T>(ring_at, wm, wn);
+    Copier<L, T> copier(ring_at);
+    for (int start = blockIdx.z * T::TOKENS; start < n; start += gridDim.z * T::TOKENS) {
+        const int tokens = min(n - start, T::TOKENS);
+        __syncthreads();  // entry[] and the ring are no longer in use
+        for (int i = tid; i < T::TOKENS; i += T::THREADS)
+            entry[i] = p.plan[p.n_expert + 1 + first + start + min(i, tokens - 1)];
+        __syncthreads();
+        copier.start(w, p.x, chunks, tokens, [&](int i) { return entry[i] / p.gather * p.ldx; });
+        float acc[T::MT][T::NT][4];
+        const int groups = max(0, min(T::NT / 2, (tokens - wn * T::NT * 8 + 15) / 16));
+        tile_product<L, T, true>(acc, copier, chunks, ring, at, groups);
+        store<T, EPI>(acc, p, blockIdx.x * T::TILES + wm * T::MT, wn * T::NT * 8, tokens, entry, lane);
+    }
+    if constexpr (EPI == OUT_GELU) {
+        if (done) {
+            __threadfence();
+            __syncthreads();
+            if (tid == 0) atomicAdd(done, 1u);
+        }
+    }
+}
+
+inline int expert_depth(int entries, int n_expert, int tokens) {  // from the mean load; busier experts loop
+    return (entries + n_expert - 1) / n_expert / tokens + 1;
+}
+
+inline bool can_overlap() {
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+}
+
+template <class L, class T, int EPI, int MIN_BLOCKS>
+cudaError_t launch_experts(cudaStream_t stream, const MatmulArgs& p, int entries) {
+    static_assert(T::TILES == BLOCK_TILES, "a tile is a block of the layout");
+    auto* kernel = expert_kernel<L, T, EPI, MIN_BLOCKS>;
+    // not a stream operation, so allowed while a graph is captured; cheap enough to repeat
+    const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::SMEM);
+    if (e != cudaSuccess) return e;
+    cudaLaunchAttribute overlap;
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)((p.n + 127) / 128), p.n_expert, expert_depth(entries, p.n_expert, T::TOKENS));
+    config.blockDim = dim3(T::THREADS);
+    config.dynamicSmemBytes = T::SMEM;
+    config.stream = stream;
+    config.attrs = &overlap;
+    config.numAttrs = EPI != OUT_GELU && p.counters ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+// Tile variants, 128 weight rows each: 1: 32 tokens, 4 warps   2: the same, two chunks of k per stage
+//   3: 64 tokens, 4 warps
+template <class L, int EPI> cudaError_t run_expert_tile(cudaStream_t s, const MatmulArgs& p, int entries, int tile) {
     constexpr bool wide = L::BITS >= 8;
     switch (tile) {
-    case 1: return go(Tiling<L, 2, 4, 4, 1, 4>{}, integral_constant<int, wide ? 3 : 4>{});
-    case 3: return go(Tiling<L, 2, 8, 4, 1, 4>{}, integral_constant<int, 3>{});
-    case 5: return go(Tiling<L, 2, 8, 4, 2, 4>{}, integral_constant<int, L::BITS == 16 ? 1 : 2>{});
-#ifdef DLLM_TUNE
-    case 2: if constexpr (TUNED<L>) return go(Tiling<L, 2, 4, 4, 1, 6>{}, integral_constant<int, wide ? 3 : 4>{}); else return cudaErrorInvalidValue;
-    case 4: if constexpr (TUNED<L>) return go(Tiling<L, 2, 4, 2, 1, 6>{}, integral_constant<int, 6>{}); else return cudaErrorInvalidValue;
-#endif
+    case 1: return launch_experts<L, Tiling<L, 2, 4, 4, 1, 4>, EPI, wide ? 3 : 4>(s, p, entries);
+    case 2: return launch_experts<L, Tiling<L, 2, 4, 4, 1, 3, 2>, EPI, wide ? 2 : 4>(s, p, entries);
+    case 3: return launch_experts<L, Tiling<L, 2, 8, 4, 1, 4>, EPI, L::BITS == 16 ? 2 : 3>(s, p, entries);
     default: return cudaErrorInvalidValue;
     }
 }
 
-inline int pick_expert_tile(int entries, int n_expert) {
-    const int mean = entries / n_expert;
-    return mean <= 20 ? 1 : mean <= 48 ? 3 : 5;
+inline int expert_tile(int tile, int entries, int n_expert, int k) {
+    if (tile != 0) return tile;
+    if (entries / n_expert > 20) return 3;
+    return k > 1024 ? 2 : 1;
 }
+inline int expert_tile_tokens(int tile) { return tile == 3 ? 64 : 32; }
 
 }  // namespace dllm

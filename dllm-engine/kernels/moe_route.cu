@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const int* __restrict__ 
         if (ids[i] == e) plan[at++] = i;
     if (tid == 0) {
         plan[e] = offset;
+        plan[n_expert + 1 + n + e] = 0;  // see moe_mm.cuh
         if (e == n_expert - 1) plan[n_expert] = offset + all;
     }
 }
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const int* __restrict__ 
 }  // namespace
 }  // namespace dllm
 
-DLLM_API int64_t dllm_moe_plan_bytes(int n_ids, int n_expert) { return 4 * ((int64_t)n_expert + 1 + n_ids); }
+DLLM_API int64_t dllm_moe_plan_bytes(int n_ids, int n_expert) { return 4 * (2 * (int64_t)n_expert + 1 + n_ids); }
 
 DLLM_API int dllm_moe_route(void* stream, const int32_t* ids, int n_ids, int n_expert, int32_t* plan) {
     if (n_ids < 1 || n_expert < 1) return cudaErrorInvalidValue;

@@ -5,8 +5,8 @@
 //
 //   unit = codes [32 lanes] | high bits [32 lanes] | scales
 //
-// Four tiles (64 rows) form a block; the units lie as [block][chunk][tile in block], so the weights of 64 rows are one
-// sequential stream along k.
+// Eight tiles (128 rows) form a block; the units lie as [block][chunk][tile in block], so the weights of 128 rows are
+// one sequential stream along k.
 //
 // Lane l = 4 g + t owns, in k-step j (16 columns) of the chunk, the four pairs
 //   p0 = row g, columns 2t, 2t+1      p1 = row g+8, same columns
@@ -33,6 +33,8 @@ namespace dllm {
 
 enum GgmlType { T_F16 = 1, T_Q4_0 = 2, T_Q4_1 = 3, T_Q5_0 = 6, T_Q5_1 = 7, T_Q8_0 = 8, T_Q4_K = 12, T_Q5_K = 13,
                 T_Q6_K = 14, T_BF16 = 30 };
+
+constexpr int BLOCK_TILES = 8;
 
 // Stored weights are 2^6 times the true ones; every epilogue multiplies by 2^-6.
 constexpr float WEIGHT_SCALE = 64.0f;
@@ -62,12 +64,12 @@ using L16 = Layout<16, false, 32>;
 // Calls f with the layout of a ggml type as its argument; `none` for types that have none.
 template <class F, class R> static inline R with_layout(int type, R none, F f) {
     switch (type) {
-    case T_Q4_0: return f(L4{});
     case T_Q4_1: case T_Q4_K: return f(L4o{});
     case T_Q5_0: return f(L5{});
-    case T_Q5_1: case T_Q5_K: return f(L5o{});
     case T_Q6_K: return f(L6{});
     case T_Q8_0: return f(L8{});
+    case T_Q4_0: return f(L4{});
+    case T_Q5_1: case T_Q5_K: return f(L5o{});
     case T_F16: case T_BF16: return f(L16{});
     default: return none;
     }
@@ -91,18 +93,18 @@ template <class L> struct Unit {
     uint32_t high[L::HIGH_WORDS > 0 ? L::HIGH_WORDS : 1];
     uint32_t scale[L::SCALE_WORDS > 0 ? L::SCALE_WORDS : 1];
 
-    __device__ __forceinline__ void load(const unsigned char* unit, int lane) {
+    // w, h, s: the lane's places of its codes, high bits and scales
+    __device__ __forceinline__ void load(const unsigned char* w, const unsigned char* h, const unsigned char* s) {
 #pragma unroll
         for (int i = 0; i < L::CODE_WORDS / 4; ++i) {
-            const uint4 v = *reinterpret_cast<const uint4*>(unit + i * 512 + lane * 16);
+            const uint4 v = *reinterpret_cast<const uint4*>(w + i * 512);
             code[4 * i] = v.x; code[4 * i + 1] = v.y; code[4 * i + 2] = v.z; code[4 * i + 3] = v.w;
         }
-        if constexpr (L::HIGH_WORDS == 1) high[0] = *reinterpret_cast<const uint32_t*>(unit + L::HIGH_AT + lane * 4);
+        if constexpr (L::HIGH_WORDS == 1) high[0] = *reinterpret_cast<const uint32_t*>(h);
         if constexpr (L::HIGH_WORDS == 2) {
-            const uint2 v = *reinterpret_cast<const uint2*>(unit + L::HIGH_AT + lane * 8);
+            const uint2 v = *reinterpret_cast<const uint2*>(h);
             high[0] = v.x; high[1] = v.y;
         }
-        const unsigned char* s = unit + L::SCALE_AT + (lane >> 2) * (L::SCALE_WORDS * 4);
         if constexpr (L::SCALE_WORDS == 4) {
             const uint4 v = *reinterpret_cast<const uint4*>(s);
             scale[0] = v.x; scale[1] = v.y; scale[2] = v.z; scale[3] = v.w;
@@ -155,17 +157,18 @@ template <class L> struct Unit {
         } else {
             __half2 v[4];
             centred<J>(v);
+            // low2 and high2 cost nothing: the instruction picks a half of its operand
             if constexpr (L::OFFSET) {
-                const uint32_t lo = scale[J / 2], hi = scale[2 + J / 2];
-                const __half2 s0 = as_h2(__byte_perm(lo, 0, 0x1010)), o0 = as_h2(__byte_perm(lo, 0, 0x3232));
-                const __half2 s1 = as_h2(__byte_perm(hi, 0, 0x1010)), o1 = as_h2(__byte_perm(hi, 0, 0x3232));
+                const __half2 lo = as_h2(scale[J / 2]), hi = as_h2(scale[2 + J / 2]);
+                const __half2 s0 = __low2half2(lo), o0 = __high2half2(lo), s1 = __low2half2(hi), o1 = __high2half2(hi);
                 a[0] = as_u32(__hfma2(v[0], s0, o0)); a[1] = as_u32(__hfma2(v[1], s1, o1));
                 a[2] = as_u32(__hfma2(v[2], s0, o0)); a[3] = as_u32(__hfma2(v[3], s1, o1));
             } else {
                 constexpr int at = L::GROUP == 16 ? J / 2 : 0, at8 = L::GROUP == 16 ? 2 + J / 2 : 1;
                 constexpr bool second = L::GROUP == 16 ? J % 2 == 1 : J / 2 == 1;
-                constexpr unsigned sel = second ? 0x3232 : 0x1010;
-                const __half2 s0 = as_h2(__byte_perm(scale[at], 0, sel)), s1 = as_h2(__byte_perm(scale[at8], 0, sel));
+                const __half2 w0 = as_h2(scale[at]), w1 = as_h2(scale[at8]);
+                const __half2 s0 = second ? __high2half2(w0) : __low2half2(w0);
+                const __half2 s1 = second ? __high2half2(w1) : __low2half2(w1);
                 a[0] = as_u32(__hmul2(v[0], s0)); a[1] = as_u32(__hmul2(v[1], s1));
                 a[2] = as_u32(__hmul2(v[2], s0)); a[3] = as_u32(__hmul2(v[3], s1));
             }

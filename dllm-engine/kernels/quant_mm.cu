@@ -7,32 +7,33 @@ namespace {
 constexpr int MAX_SPLIT_TILES = 16384;
 
 // Tile variants: weight rows x tokens of a block, and the warps in it.
-//   1  128 x 128, 8 warps of 32 x 64      2  128 x 128, 4 warps of 32 x 128     3  128 x 128, 4 warps of 64 x 64
-//   4   64 x 128, 4 warps of 32 x 64      5   64 x  32, 2 warps of 32 x 32      6  128 x 256, 8 warps of 64 x 64
+//   1  128 x  64, 4 warps of 32 x 64      2  128 x 128, 4 warps of 32 x 128
+//   3  128 x  32, 8 warps of 16 x 32
 template <class L, int EPI> cudaError_t run_tile(cudaStream_t s, const MatmulArgs& p, int tile) {
     auto go = [&](auto t, auto min_blocks) {
         using T = decltype(t);
         const dim3 grid((p.rows + T::TOKENS - 1) / T::TOKENS, ((p.n + 15) / 16 + T::TILES - 1) / T::TILES, p.splits);
-        return launch_matmul<L, T, EPI, false, decltype(min_blocks)::value>(s, p, grid);
+        auto* kernel = matmul_kernel<L, T, EPI, decltype(min_blocks)::value>;
+        // not a stream operation, so allowed while a graph is captured; cheap enough to repeat
+        const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::SMEM);
+        if (e != cudaSuccess) return e;
+        kernel<<<grid, T::THREADS, T::SMEM, s>>>(p);
+        return cudaGetLastError();
     };
     using std::integral_constant;
     switch (tile) {
-    case 1: return go(Tiling<L, 2, 8, 4, 2, 4>{}, integral_constant<int, L::BITS == 16 ? 1 : 2>{});
-    case 4: return go(Tiling<L, 2, 8, 2, 2, 4>{}, integral_constant<int, 3>{});
-    case 5: return go(Tiling<L, 2, 4, 2, 1, 6>{}, integral_constant<int, 4>{});
-#ifdef DLLM_TUNE
-    case 2: if constexpr (TUNED<L>) return go(Tiling<L, 2, 16, 4, 1, 4>{}, integral_constant<int, 2>{}); else return cudaErrorInvalidValue;
-    case 3: if constexpr (TUNED<L>) return go(Tiling<L, 4, 8, 2, 2, 4>{}, integral_constant<int, 2>{}); else return cudaErrorInvalidValue;
-    case 6: if constexpr (TUNED<L>) return go(Tiling<L, 4, 8, 2, 4, 4>{}, integral_constant<int, 1>{}); else return cudaErrorInvalidValue;
-#endif
+    case 1: return go(Tiling<L, 2, 8, 4, 1, 4>{}, integral_constant<int, L::BITS == 16 ? 2 : 3>{});
+    case 2: return go(Tiling<L, 2, 16, 4, 1, 4>{}, integral_constant<int, L::BITS == 16 ? 1 : 2>{});
+    case 3: return go(Tiling<L, 1, 4, 8, 1, 4>{}, integral_constant<int, 2>{});
     default: return cudaErrorInvalidValue;
     }
 }
 
+// Measured on 132 SMs: the large tile needs very many blocks to win.
 int pick_tile(int rows, int n) {
-    if (rows <= 32) return 5;
-    const int64_t blocks = (int64_t)((rows + 127) / 128) * ((n + 127) / 128);
-    return blocks >= 132 || n % 128 == 0 ? 1 : 4;
+    if (rows <= 32) return 3;
+    const int64_t large = (int64_t)((rows + 127) / 128) * ((n + 127) / 128);
+    return rows > 64 && large > 600 ? 2 : 1;
 }
 
 }  // namespace
@@ -46,19 +47,17 @@ DLLM_API int64_t dllm_qmm_scratch_bytes(int rows, int n, int splits) {
     return 4 * (r * c * splits + MAX_SPLIT_TILES);
 }
 
-DLLM_API int dllm_qmm_auto_splits(int type, int rows, int k, int n, int epilogue) {
-    (void)type; (void)epilogue;
-    const int64_t blocks = (int64_t)((rows + 127) / 128) * ((n + 127) / 128);
-    int splits = (int)(132 / (blocks > 0 ? blocks : 1));
-    if (splits > k / 64 / 8) splits = k / 64 / 8;
-    return splits < 1 ? 1 : splits > 4 ? 4 : splits;
+DLLM_API int dllm_qmm_auto_splits(int rows, int k, int n) {
+    if (rows > 32) return 1;  // parts of k cost more than they gain once the chip is half full
+    const int blocks = (n + 127) / 128, splits = 264 / blocks, most = k / 64 / 8;
+    return splits < 1 || most < 1 ? 1 : splits > 8 ? (most < 8 ? most : 8) : splits < most ? splits : most;
 }
 
 DLLM_API int dllm_qmm(void* stream, int type, const void* w, const void* x, int64_t ldx, int rows, int k, int n,
                       void* out, int64_t ldo, int epilogue, float alpha, int splits, void* scratch, int tile) {
     if (rows < 1 || n < 1 || splits < 1 || ldx % 8 != 0 || dllm_repack_bytes(type, n, k) == 0) return cudaErrorInvalidValue;
     if (splits > 1 && (!scratch || splits > k / 64)) return cudaErrorInvalidValue;
-    if (epilogue == DLLM_MM_GELU && n % 32 != 0) return cudaErrorInvalidValue;
+    if (epilogue == DLLM_MM_GELU && n % 16 != 0) return cudaErrorInvalidValue;
     MatmulArgs p = {};
     p.w = static_cast<const unsigned char*>(w);
     p.x = static_cast<const __half*>(x); p.ldx = ldx;

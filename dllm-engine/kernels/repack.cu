@@ -89,24 +89,26 @@ template <> struct Block<T_BF16> { static constexpr int BYTES = 2, COLUMNS = 1; 
 __device__ __forceinline__ float clamp_half(float x) { return fminf(fmaxf(x, -65504.0f), 65504.0f); }
 
 // One warp per unit: lane l builds its own words; the lanes with t = 0 .. 3 share the scales of rows g and g + 8.
+// With src2 rows 0..7 of a tile come from src, rows 8..15 from src2.
 template <int TYPE, class L>
-__global__ void repack_kernel(const uint8_t* __restrict__ src, int64_t rows, int64_t k, uint8_t* __restrict__ dst,
-                              int64_t tile0, int64_t tile_stride) {
+__global__ void repack_kernel(const uint8_t* __restrict__ src, const uint8_t* __restrict__ src2, int64_t rows, int64_t k,
+                              uint8_t* __restrict__ dst, int64_t tile0) {
     using B = Block<TYPE>;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int64_t chunks = k / 64, row_bytes = k / B::COLUMNS * B::BYTES;
     const int64_t unit = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const int64_t src_tile = unit / chunks, chunk = unit % chunks;
-    if (src_tile * 16 >= rows) return;
-    const int64_t tile = tile0 + src_tile * tile_stride;
-    uint8_t* out = dst + ((tile / 4 * chunks + chunk) * 4 + tile % 4) * L::UNIT;
+    const int tile_rows = src2 ? 8 : 16;
+    if (src_tile * tile_rows >= rows) return;
+    const int64_t tile = tile0 + src_tile;
+    uint8_t* out = dst + ((tile / BLOCK_TILES * chunks + chunk) * BLOCK_TILES + tile % BLOCK_TILES) * L::UNIT;
 
     const uint8_t* row[2];
     bool valid[2];
     for (int h = 0; h < 2; ++h) {
-        const int64_t r = src_tile * 16 + g + 8 * h;
+        const int64_t r = src_tile * tile_rows + g + (src2 ? 0 : 8 * h);
         valid[h] = r < rows;
-        row[h] = src + (valid[h] ? r : 0) * row_bytes;
+        row[h] = (src2 && h == 1 ? src2 : src) + (valid[h] ? r : 0) * row_bytes;
     }
     auto column = [&](int j, int p, int e) { return (int)chunk * 64 + j * 16 + 2 * t + (p / 2) * 8 + e; };
 
@@ -172,11 +174,11 @@ __global__ void repack_kernel(const uint8_t* __restrict__ src, int64_t rows, int
 }
 
 template <int TYPE, class L>
-cudaError_t launch(cudaStream_t stream, const void* src, int64_t rows, int64_t k, void* dst, int64_t tile0,
-                   int64_t tile_stride) {
-    const int64_t units = (rows + 15) / 16 * (k / 64);
+cudaError_t launch(cudaStream_t stream, const void* src, const void* src2, int64_t rows, int64_t k, void* dst,
+                   int64_t tile0) {
+    const int64_t tile_rows = src2 ? 8 : 16, units = (rows + tile_rows - 1) / tile_rows * (k / 64);
     repack_kernel<TYPE, L><<<(unsigned)((units + 7) / 8), 256, 0, stream>>>(
-        static_cast<const uint8_t*>(src), rows, k, static_cast<uint8_t*>(dst), tile0, tile_stride);
+        static_cast<const uint8_t*>(src), static_cast<const uint8_t*>(src2), rows, k, static_cast<uint8_t*>(dst), tile0);
     return cudaGetLastError();
 }
 
@@ -185,29 +187,81 @@ int columns_of(int type) { return type == T_Q4_K || type == T_Q5_K || type == T_
 }  // namespace
 }  // namespace dllm
 
+namespace dllm {
+namespace {
+
+// One thread per column pair of a row.
+template <int TYPE>
+__global__ void dequant_kernel(const uint8_t* __restrict__ src, int64_t pairs, int64_t k, __half2* __restrict__ dst) {
+    using B = Block<TYPE>;
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= pairs) return;
+    float v[2];
+    const int64_t at = 2 * i;
+    const uint8_t* b = src + at / B::COLUMNS * B::BYTES;
+    if constexpr (B::COLUMNS == 1) {
+        for (int e = 0; e < 2; ++e)
+            v[e] = TYPE == T_BF16 ? __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(b + 2 * e)) : half_at(b + 2 * e);
+    } else {
+        const int c = (int)(at % B::COLUMNS);
+        float s, o;
+        B::scales(b, c, s, o);
+        for (int e = 0; e < 2; ++e) v[e] = s * B::code(b, c + e) + o;
+    }
+    dst[i] = __halves2half2(__float2half_rn(clamp_half(v[0])), __float2half_rn(clamp_half(v[1])));
+}
+
+template <int TYPE> cudaError_t dequant(cudaStream_t s, const void* src, int64_t rows, int64_t k, void* dst) {
+    const int64_t pairs = rows * k / 2;
+    dequant_kernel<TYPE><<<(unsigned)((pairs + 255) / 256), 256, 0, s>>>(static_cast<const uint8_t*>(src), pairs, k,
+                                                                       static_cast<__half2*>(dst));
+    return cudaGetLastError();
+}
+
+}  // namespace
+}  // namespace dllm
+
 using namespace dllm;
+
+DLLM_API int dllm_dequant_f16(void* stream, int type, const void* src, int64_t rows, int64_t k, void* dst) {
+    if (dllm_repack_bytes(type, rows, k) == 0) return cudaErrorInvalidValue;
+    const cudaStream_t s = static_cast<cudaStream_t>(stream);
+    switch (type) {
+    case T_Q4_0: return dequant<T_Q4_0>(s, src, rows, k, dst);
+    case T_Q4_1: return dequant<T_Q4_1>(s, src, rows, k, dst);
+    case T_Q5_0: return dequant<T_Q5_0>(s, src, rows, k, dst);
+    case T_Q5_1: return dequant<T_Q5_1>(s, src, rows, k, dst);
+    case T_Q8_0: return dequant<T_Q8_0>(s, src, rows, k, dst);
+    case T_Q4_K: return dequant<T_Q4_K>(s, src, rows, k, dst);
+    case T_Q5_K: return dequant<T_Q5_K>(s, src, rows, k, dst);
+    case T_Q6_K: return dequant<T_Q6_K>(s, src, rows, k, dst);
+    case T_F16: return dequant<T_F16>(s, src, rows, k, dst);
+    case T_BF16: return dequant<T_BF16>(s, src, rows, k, dst);
+    default: return cudaErrorInvalidValue;
+    }
+}
 
 DLLM_API int64_t dllm_repack_bytes(int type, int64_t rows, int64_t k) {
     if (rows <= 0 || k <= 0 || k % columns_of(type) != 0) return 0;
     const int64_t unit = with_layout(type, (int64_t)0, [](auto l) -> int64_t { return decltype(l)::UNIT; });
-    return (rows + 63) / 64 * 4 * (k / 64) * unit;
+    return (rows + 16 * BLOCK_TILES - 1) / (16 * BLOCK_TILES) * BLOCK_TILES * (k / 64) * unit;
 }
 
-DLLM_API int dllm_repack(void* stream, int type, const void* src, int64_t rows, int64_t k, void* dst,
-                                    int64_t tile0, int64_t tile_stride) {
-    if (dllm_repack_bytes(type, rows, k) == 0 || tile0 < 0 || tile_stride < 1) return cudaErrorInvalidValue;
+DLLM_API int dllm_repack(void* stream, int type, const void* src, const void* src2, int64_t rows, int64_t k, void* dst,
+                         int64_t tile0) {
+    if (dllm_repack_bytes(type, rows, k) == 0 || tile0 < 0) return cudaErrorInvalidValue;
     const cudaStream_t s = static_cast<cudaStream_t>(stream);
     switch (type) {
-    case T_Q4_0: return launch<T_Q4_0, L4>(s, src, rows, k, dst, tile0, tile_stride);
-    case T_Q4_1: return launch<T_Q4_1, L4o>(s, src, rows, k, dst, tile0, tile_stride);
-    case T_Q5_0: return launch<T_Q5_0, L5>(s, src, rows, k, dst, tile0, tile_stride);
-    case T_Q5_1: return launch<T_Q5_1, L5o>(s, src, rows, k, dst, tile0, tile_stride);
-    case T_Q8_0: return launch<T_Q8_0, L8>(s, src, rows, k, dst, tile0, tile_stride);
-    case T_Q4_K: return launch<T_Q4_K, L4o>(s, src, rows, k, dst, tile0, tile_stride);
-    case T_Q5_K: return launch<T_Q5_K, L5o>(s, src, rows, k, dst, tile0, tile_stride);
-    case T_Q6_K: return launch<T_Q6_K, L6>(s, src, rows, k, dst, tile0, tile_stride);
-    case T_F16: return launch<T_F16, L16>(s, src, rows, k, dst, tile0, tile_stride);
-    case T_BF16: return launch<T_BF16, L16>(s, src, rows, k, dst, tile0, tile_stride);
+    case T_Q4_0: return launch<T_Q4_0, L4>(s, src, src2, rows, k, dst, tile0);
+    case T_Q4_1: return launch<T_Q4_1, L4o>(s, src, src2, rows, k, dst, tile0);
+    case T_Q5_0: return launch<T_Q5_0, L5>(s, src, src2, rows, k, dst, tile0);
+    case T_Q5_1: return launch<T_Q5_1, L5o>(s, src, src2, rows, k, dst, tile0);
+    case T_Q8_0: return launch<T_Q8_0, L8>(s, src, src2, rows, k, dst, tile0);
+    case T_Q4_K: return launch<T_Q4_K, L4o>(s, src, src2, rows, k, dst, tile0);
+    case T_Q5_K: return launch<T_Q5_K, L5o>(s, src, src2, rows, k, dst, tile0);
+    case T_Q6_K: return launch<T_Q6_K, L6>(s, src, src2, rows, k, dst, tile0);
+    case T_F16: return launch<T_F16, L16>(s, src, src2, rows, k, dst, tile0);
+    case T_BF16: return launch<T_BF16, L16>(s, src, src2, rows, k, dst, tile0);
     default: return cudaErrorInvalidValue;
     }
 }
