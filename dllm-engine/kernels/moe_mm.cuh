@@ -93,12 +93,12 @@ cudaError_t launch_experts(cudaStream_t stream, const MatmulArgs& p, int entries
 }
 
 // Tile variants, 128 weight rows each: 1: 32 tokens, 4 warps   2: the same, two chunks of k per stage
-//   3: 64 tokens, 4 warps
+//   3: 64 tokens, 4 warps. All fit in 99 KiB of shared memory.
 template <class L, int EPI> cudaError_t run_expert_tile(cudaStream_t s, const MatmulArgs& p, int entries, int tile) {
     constexpr bool wide = L::BITS >= 8;
     switch (tile) {
     case 1: return launch_experts<L, Tiling<L, 2, 4, 4, 1, 4>, EPI, wide ? 3 : 4>(s, p, entries);
-    case 2: return launch_experts<L, Tiling<L, 2, 4, 4, 1, 3, 2>, EPI, wide ? 2 : 4>(s, p, entries);
+    case 2: return launch_experts<L, Tiling<L, 2, 4, 4, 1, L::BITS == 16 ? 2 : 3, 2>, EPI, wide ? 2 : 4>(s, p, entries);
     case 3: return launch_experts<L, Tiling<L, 2, 8, 4, 1, 4>, EPI, L::BITS == 16 ? 2 : 3>(s, p, entries);
     default: return cudaErrorInvalidValue;
     }

@@ -9,6 +9,7 @@ constexpr int MAX_SPLIT_TILES = 16384;
 // Tile variants: weight rows x tokens of a block, and the warps in it.
 //   1  128 x  64, 4 warps of 32 x 64      2  128 x 128, 4 warps of 32 x 128
 //   3  128 x  32, 8 warps of 16 x 32
+// Stages are chosen so that every variant fits in 99 KiB of shared memory (compute capability 8.9 and 12.0).
 template <class L, int EPI> cudaError_t run_tile(cudaStream_t s, const MatmulArgs& p, int tile) {
     auto go = [&](auto t, auto min_blocks) {
         using T = decltype(t);
@@ -23,7 +24,7 @@ template <class L, int EPI> cudaError_t run_tile(cudaStream_t s, const MatmulArg
     using std::integral_constant;
     switch (tile) {
     case 1: return go(Tiling<L, 2, 8, 4, 1, 4>{}, integral_constant<int, L::BITS == 16 ? 2 : 3>{});
-    case 2: return go(Tiling<L, 2, 16, 4, 1, 4>{}, integral_constant<int, L::BITS == 16 ? 1 : 2>{});
+    case 2: return go(Tiling<L, 2, 16, 4, 1, L::BITS == 16 ? 3 : 4>{}, integral_constant<int, L::BITS == 16 ? 1 : 2>{});
     case 3: return go(Tiling<L, 1, 4, 8, 1, 4>{}, integral_constant<int, 2>{});
     default: return cudaErrorInvalidValue;
     }

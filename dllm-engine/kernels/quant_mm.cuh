@@ -71,6 +71,7 @@ template <class L, int MT_, int NT_, int WM_, int WN_, int STAGES_, int CHUNKS_ 
     static constexpr int STAGE = (W_BYTES + X_BYTES) * CHUNKS;  // X of all chunks, then W of all chunks
     static constexpr int W_AT = X_BYTES * CHUNKS;
     static constexpr int SMEM = STAGE * STAGES;
+    static_assert(SMEM + 1024 <= 99 * 1024, "must fit on 8.9 and 12.0 too");
     static_assert(TILES == BLOCK_TILES || (TILES == BLOCK_TILES / 2 && CHUNKS == 1), "weights of a stage are contiguous");
     static_assert(STAGE % 128 == 0, "the swizzle of the activations wants 128-byte rows");
     static_assert(NT % 2 == 0, "ldmatrix brings 16 tokens");
