@@ -23,7 +23,7 @@ struct Held {
 fn exact(model: ModelSource, level: Level) -> usize {
     let eval: Eval = serde_json::from_slice(&std::fs::read(shared("eval.json")).unwrap()).unwrap();
     let mut params = EngineParams::default();
-    (params.model, params.level, params.lanes, params.context) = (model, level, 4, 1024);
+    (params.model, params.level, params.lanes, params.context, params.threads) = (model, level, 4, 1024, 1);
     let mut engine = Engine::load(params).unwrap();
     let requests: Vec<_> =
         eval.prompts.iter().enumerate().map(|(i, p)| Request::new(p.prompt.as_str()).max_tokens(256).seed(i as u64)).collect();
@@ -53,4 +53,20 @@ fn the_f16_file_answers_197_of_200() {
         return;
     }
     assert!(exact(ModelSource::Path(file), Level::Fused) >= 197);
+}
+
+#[cfg(feature = "cli")]
+#[test]
+fn the_f16_file_replays_its_traces_at_level_reference() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/tiny/dllm-tiny-f16.gguf");
+    if !file.is_file() {
+        eprintln!("skipped: {} is not there", file.display());
+        return;
+    }
+    let mut params = EngineParams::default();
+    (params.model, params.level, params.context, params.threads) = (ModelSource::Path(file), Level::Reference, 1024, 1);
+    let checks = dllm_engine::parity::run_traces(&shared("traces.json"), &params, &mut |_| {}).unwrap();
+    let missed: Vec<_> = checks.iter().filter(|c| !c.passed()).map(ToString::to_string).collect();
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+    assert!(checks.len() > 12 * 8, "only {} checks", checks.len());
 }

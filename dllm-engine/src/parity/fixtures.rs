@@ -1,6 +1,7 @@
 //! Reads a fixture folder: fixtures.json (settings) and fixtures.safetensors (arrays of the transformers reference).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use safetensors::{Dtype, SafeTensors};
@@ -52,6 +53,14 @@ struct Index {
     forward_cases: BTreeMap<String, ForwardCase>,
     debug_case: Option<String>,
     generation_cases: Vec<GenerationCase>,
+    preset: String,
+}
+
+/// Where an array lies in the file.
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Range<usize>,
 }
 
 /// A fixture folder, read.
@@ -61,6 +70,9 @@ pub struct Fixtures {
     /// The case that also records the residual after each layer.
     pub debug_case: Option<String>,
     pub generations: Vec<GenerationCase>,
+    /// Size of the model: `nano`, `tiny`, `small`.
+    pub preset: String,
+    arrays: HashMap<String, Entry>,
     bytes: Vec<u8>,
 }
 
@@ -94,8 +106,20 @@ impl Fixtures {
             .map_err(|e| Error::file(&json, format!("not a fixture index: {e}")))?;
         let arrays = dir.join("fixtures.safetensors");
         let bytes = read(&arrays)?;
-        SafeTensors::deserialize(&bytes).map_err(|e| Error::file(&arrays, format!("not a safetensors file: {e}")))?;
+        // The index once: it is long, and hundreds of arrays are looked up.
+        let views = SafeTensors::deserialize(&bytes).map_err(|e| Error::file(&arrays, format!("not a safetensors file: {e}")))?;
+        let start = bytes.as_ptr().addr();
+        let arrays = views
+            .iter()
+            .map(|(name, view)| {
+                let at = view.data().as_ptr().addr() - start;
+                let entry = Entry { dtype: view.dtype(), shape: view.shape().to_vec(), bytes: at..at + view.data().len() };
+                (name.to_owned(), entry)
+            })
+            .collect();
         Ok(Self {
+            preset: index.preset,
+            arrays,
             dir: dir.to_owned(),
             forward: index.forward_cases,
             debug_case: index.debug_case,
@@ -104,36 +128,35 @@ impl Fixtures {
         })
     }
 
-    fn raw(&self, name: &str, dtypes: &[Dtype]) -> Result<(Vec<usize>, Vec<u8>)> {
-        let path = self.dir.join("fixtures.safetensors");
-        let all = SafeTensors::deserialize(&self.bytes).map_err(|e| Error::file(&path, e.to_string()))?;
-        let view = all.tensor(name).map_err(|e| Error::file(&path, format!("array {name}: {e}")))?;
-        if !dtypes.contains(&view.dtype()) {
-            return Err(Error::file(&path, format!("array {name} is {:?}, expected {dtypes:?}", view.dtype())));
+    fn raw(&self, name: &str, dtype: Dtype) -> Result<(Vec<usize>, &[u8])> {
+        let fail = |why: String| Error::file(self.dir.join("fixtures.safetensors"), format!("array {name} {why}"));
+        let entry = self.arrays.get(name).ok_or_else(|| fail("is missing".into()))?;
+        if entry.dtype != dtype {
+            return Err(fail(format!("is {:?}, expected {dtype:?}", entry.dtype)));
         }
-        Ok((view.shape().to_vec(), view.data().to_vec()))
+        Ok((entry.shape.clone(), &self.bytes[entry.bytes.clone()]))
     }
 
     /// Whether an array is there.
     pub fn has(&self, name: &str) -> bool {
-        SafeTensors::deserialize(&self.bytes).is_ok_and(|all| all.tensor(name).is_ok())
+        self.arrays.contains_key(name)
     }
 
     pub fn f32(&self, name: &str) -> Result<Array<f32>> {
-        let (shape, data) = self.raw(name, &[Dtype::F32])?;
+        let (shape, data) = self.raw(name, Dtype::F32)?;
         let values = data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         Ok(Array { shape, values })
     }
 
     /// Token ids.
     pub fn tokens(&self, name: &str) -> Result<Array<u32>> {
-        let (shape, data) = self.raw(name, &[Dtype::I32])?;
+        let (shape, data) = self.raw(name, Dtype::I32)?;
         let values = data.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         Ok(Array { shape, values })
     }
 
     pub fn flags(&self, name: &str) -> Result<Array<bool>> {
-        let (shape, data) = self.raw(name, &[Dtype::U8])?;
-        Ok(Array { shape, values: data.into_iter().map(|b| b != 0).collect() })
+        let (shape, data) = self.raw(name, Dtype::U8)?;
+        Ok(Array { shape, values: data.iter().map(|b| *b != 0).collect() })
     }
 }

@@ -1,13 +1,16 @@
 //! Checks of whole generations: the sampler alone on recorded logits, and the engine on its own from recorded noise.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use serde::Deserialize;
+
 use crate::denoise::{DenoiseSettings, Lanes, NoText, Work};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::event::{Control, Event};
 use crate::kernels::position_stats::position_stats;
 use crate::model::{Forward, Position};
-use crate::parity::fixtures::{Fixtures, GenerationCase};
+use crate::parity::fixtures::{Fixtures, GenerationCase, GenerationConfig};
 use crate::parity::report::Report;
 use crate::rng::{RecordedCanvas, RecordedNoise};
 use crate::sampler::{self, StepView};
@@ -169,4 +172,86 @@ fn check_case(
     let end = tail.iter().position(|t| case.config.eos_token_id.contains(t)).unwrap_or(tail.len());
     report.equal(format!("{} final tokens, lanes {lanes}", case.name), answer, &tail[..end]);
     Ok(())
+}
+
+/// The recorded traces of the trained model (a JSON file with prompts, noise and choices): every step, exactly.
+pub fn traces<F: Forward>(network: F, path: &Path, report: &mut Report<'_>) -> Result<F> {
+    let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
+    let traces: Traces = serde_json::from_slice(&bytes).map_err(|e| Error::file(path, format!("not traces: {e}")))?;
+    let mut lanes = Lanes::new(network, usize::MAX);
+    let g = &traces.generation;
+    let settings = DenoiseSettings {
+        max_steps: g.max_denoising_steps,
+        t_min: g.t_min,
+        t_max: g.t_max,
+        entropy_bound: g.entropy_bound,
+        stability_threshold: Some(g.stability_threshold),
+        confidence_threshold: Some(g.confidence_threshold),
+    };
+    for (i, trace) in traces.prompts.iter().enumerate() {
+        let noise = trace.canvases.iter().map(|c| RecordedCanvas {
+            init: c.init.clone(),
+            uniform: c.steps.iter().map(|s| s.u.clone()).collect(),
+            renoise: c.steps.iter().map(|s| s.renoise.clone()).collect(),
+        });
+        let work = Work {
+            prompt: trace.prompt_ids.clone(),
+            max_tokens: g.max_new_tokens,
+            noise: Box::new(RecordedNoise::new(noise.collect())),
+            sampler: (sampler::by_name("entropy-bound")?.make)(&settings),
+            settings: settings.clone(),
+            text: Box::new(NoText),
+            pins: Vec::new(),
+            eog: Arc::from(&g.eos_token_id[..]),
+        };
+        let mut seen: Vec<(Vec<u32>, Vec<bool>, Vec<u32>, Vec<f32>)> = Vec::new();
+        let done = lanes.generate(work, &mut |event| {
+            if let Event::Step(s) = event {
+                seen.push((s.argmax.to_vec(), s.accepted.to_vec(), s.output.to_vec(), s.entropy.to_vec()));
+            }
+            Control::Continue
+        })?;
+        let want: Vec<_> = trace.canvases.iter().flat_map(|c| &c.steps).collect();
+        report.equal(format!("trace {i} steps"), &[seen.len()], &[want.len()]);
+        for (n, (got, want)) in seen.iter().zip(&want).enumerate() {
+            let accepted: Vec<bool> = want.accepted.iter().map(|&a| a != 0).collect();
+            report.equal(format!("trace {i} step {n} argmax"), &got.0, &want.argmax);
+            report.equal(format!("trace {i} step {n} accepted"), &got.1, &accepted);
+            report.equal(format!("trace {i} step {n} next canvas"), &got.2, &want.canvas_out);
+            report.close(format!("trace {i} step {n} entropy"), &got.3, &want.entropy, 1e-3);
+        }
+        let tail = &trace.sequence[trace.prompt_ids.len().min(trace.sequence.len())..];
+        let end = tail.iter().position(|t| g.eos_token_id.contains(t)).unwrap_or(tail.len());
+        report.equal(format!("trace {i} final tokens"), &done.tokens, &tail[..end]);
+    }
+    Ok(lanes.into_forward())
+}
+
+#[derive(Deserialize)]
+struct Traces {
+    generation: GenerationConfig,
+    prompts: Vec<Trace>,
+}
+
+#[derive(Deserialize)]
+struct Trace {
+    prompt_ids: Vec<u32>,
+    sequence: Vec<u32>,
+    canvases: Vec<TraceCanvas>,
+}
+
+#[derive(Deserialize)]
+struct TraceCanvas {
+    init: Vec<u32>,
+    steps: Vec<TraceStep>,
+}
+
+#[derive(Deserialize)]
+struct TraceStep {
+    u: Vec<f32>,
+    renoise: Vec<u32>,
+    argmax: Vec<u32>,
+    entropy: Vec<f32>,
+    accepted: Vec<u8>,
+    canvas_out: Vec<u32>,
 }

@@ -66,8 +66,7 @@ fn limits(level: Level, file: &Gguf, nano: bool) -> Limits {
 pub fn run(dir: &Path, params: &ParityParams, sink: &mut dyn FnMut(&Check)) -> Result<Vec<Check>> {
     let fixtures = Fixtures::read(dir)?;
     let file = Arc::new(Gguf::open(dir.join(params.file.as_deref().unwrap_or("model.gguf")))?);
-    let nano = fixtures.generations.first().is_some_and(|g| g.config.max_new_tokens <= 32);
-    let limits = limits(params.level, &file, nano);
+    let limits = limits(params.level, &file, fixtures.preset == "nano");
     let mut report = Report::new(sink);
     tokens(&fixtures, &file, &mut report)?;
     generation::sampler_alone(&fixtures, &mut report)?;
@@ -80,6 +79,8 @@ pub fn run(dir: &Path, params: &ParityParams, sink: &mut dyn FnMut(&Check)) -> R
             context: 256,
             key_padding: 8,
             prefill_chunk: 16,
+            // These models are so small that threads would only wait for each other.
+            threads: 1,
             ..EngineParams::default()
         };
         let mut network = Network::load(Arc::clone(&file), &engine, &mut |_, _| {})?;
@@ -90,6 +91,17 @@ pub fn run(dir: &Path, params: &ParityParams, sink: &mut dyn FnMut(&Check)) -> R
             forward::teacher_forced(&mut network, &fixtures, &limits, &mut report)?;
         }
     }
+    Ok(report.into_checks())
+}
+
+/// Replays recorded traces of a trained model.
+///
+/// # Errors
+/// As `run`.
+pub fn run_traces(traces: &Path, engine: &EngineParams, sink: &mut dyn FnMut(&Check)) -> Result<Vec<Check>> {
+    let network = Network::load(crate::Engine::open(&engine.model)?, engine, &mut |_, _| {})?;
+    let mut report = Report::new(sink);
+    generation::traces(network, traces, &mut report)?;
     Ok(report.into_checks())
 }
 
