@@ -12,13 +12,13 @@ use crate::denoise::{DenoiseSettings, Generation, Lanes, Work};
 use crate::embedded;
 use crate::error::{Error, Result};
 use crate::event::{Completion, Control, Event};
-use crate::family;
+use crate::family::{self, NoiseKind};
 use crate::gguf::Gguf;
 use crate::model::{Forward, MemoryPlan, Network, Shape};
 use crate::params::{EngineParams, KvType, Level, Message, ModelSource, Prompt, Request};
 use crate::prompt;
 use crate::receipt::Receipt;
-use crate::rng::SeededNoise;
+use crate::rng::{MaskNoise, Noise, SeededNoise};
 use crate::sampler::{self, Sampler};
 use crate::text::Settler;
 use crate::vocab::{Vocab, VocabFile};
@@ -48,6 +48,8 @@ pub struct ModelInfo {
     pub lanes: usize,
     /// Device that computes.
     pub device: String,
+    /// Its product name.
+    pub device_description: String,
     /// CPU threads.
     pub threads: usize,
     /// Exactness.
@@ -156,6 +158,7 @@ impl Engine {
             context: shape.context,
             lanes: shape.lanes,
             device: network.device(),
+            device_description: network.device_description(),
             threads: network.threads(),
             level: network.level(),
             kv: network.kv(),
@@ -327,7 +330,7 @@ impl Engine {
         let work = Work {
             prompt,
             max_tokens: request.max_tokens,
-            noise: Box::new(SeededNoise::new(seed, request.candidate, self.info.vocab as u32)),
+            noise: self.noise(seed, request.candidate),
             settings,
             sampler,
             text: Box::new(settler),
@@ -335,6 +338,14 @@ impl Engine {
             eog: Arc::clone(&self.eog),
         };
         Ok((work, ticket))
+    }
+
+    fn noise(&self, seed: u64, candidate: u64) -> Box<dyn Noise> {
+        let vocab = self.info.vocab as u32;
+        match self.lanes.forward().family().noise() {
+            NoiseKind::Uniform => Box::new(SeededNoise::new(seed, candidate, vocab)),
+            NoiseKind::Mask(mask) => Box::new(MaskNoise::new(mask, seed, candidate, vocab)),
+        }
     }
 
     fn completion(&self, ticket: Ticket, g: Generation) -> Completion {

@@ -45,7 +45,6 @@ pub enum KvType {
 
 /// How to load a model.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub struct EngineParams {
     /// The weights.
     pub model: ModelSource,
@@ -177,7 +176,6 @@ pub struct Pin {
 
 /// What to generate.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub struct Request {
     /// What the model reads.
     pub prompt: Prompt,

@@ -113,6 +113,36 @@ impl Noise for SeededNoise {
     }
 }
 
+/// Noise of mask tokens: only the draws are random.
+#[derive(Debug, Clone, Copy)]
+pub struct MaskNoise {
+    mask: u32,
+    draws: SeededNoise,
+}
+
+impl MaskNoise {
+    /// Noise of candidate number `candidate` of a seed, with `mask` for every fresh token.
+    pub fn new(mask: u32, seed: u64, candidate: u64, vocab: u32) -> Self {
+        Self { mask, draws: SeededNoise::new(seed, candidate, vocab) }
+    }
+}
+
+impl Noise for MaskNoise {
+    fn init(&mut self, _: u32, out: &mut [u32]) -> Result<()> {
+        out.fill(self.mask);
+        Ok(())
+    }
+
+    fn uniform(&mut self, canvas: u32, step: u32, out: &mut [f32]) -> Result<()> {
+        self.draws.uniform(canvas, step, out)
+    }
+
+    fn renoise(&mut self, _: u32, _: u32, out: &mut [u32]) -> Result<()> {
+        out.fill(self.mask);
+        Ok(())
+    }
+}
+
 /// The random numbers of one recorded canvas: one row per step, one entry per position.
 #[derive(Debug, Clone, Default)]
 pub struct RecordedCanvas {

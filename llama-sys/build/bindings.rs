@@ -50,6 +50,10 @@ fn with_bindgen(vars: &Vars, tree: &Tree) -> Result<()> {
         .formatter(bindgen::Formatter::Prettyplease)
         .generate()
         .map_err(|e| format!("bindgen failed: {e}"))?;
-    let target = vars.out_dir.join("bindings.rs");
-    bindings.write_to_file(&target).map_err(|e| format!("cannot write {}: {e}", target.display()))
+    // Under two names: the second is there only after a regeneration, so that it can be compared with the checked-in ones.
+    for name in ["bindings.rs", "bindings.generated.rs"] {
+        let target = vars.out_dir.join(name);
+        bindings.write_to_file(&target).map_err(|e| format!("cannot write {}: {e}", target.display()))?;
+    }
+    Ok(())
 }

@@ -69,12 +69,6 @@ impl Buffer {
         // SAFETY: the buffer is alive.
         unsafe { sys::ggml_backend_buffer_set_usage(self.0.as_ptr(), sys::ggml_backend_buffer_usage_GGML_BACKEND_BUFFER_USAGE_WEIGHTS) };
     }
-
-    /// Size in bytes.
-    pub fn bytes(&self) -> u64 {
-        // SAFETY: the buffer is alive.
-        unsafe { sys::ggml_backend_buffer_get_size(self.0.as_ptr()) as u64 }
-    }
 }
 
 impl Drop for Buffer {

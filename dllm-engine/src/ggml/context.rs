@@ -117,18 +117,6 @@ impl Context {
         self.node(|cx| unsafe { sys::ggml_scale(cx, a.raw(), factor) })
     }
 
-    /// tanh (`ggml_tanh`).
-    pub fn tanh<'c>(&'c self, a: Tensor<'c>) -> Tensor<'c> {
-        // SAFETY: as above.
-        self.node(|cx| unsafe { sys::ggml_tanh(cx, a.raw()) })
-    }
-
-    /// gelu(first half of each row) * second half, tanh form (`ggml_geglu`).
-    pub fn geglu<'c>(&'c self, a: Tensor<'c>) -> Tensor<'c> {
-        // SAFETY: as above; the row length is even.
-        self.node(|cx| unsafe { sys::ggml_geglu(cx, a.raw()) })
-    }
-
     /// gelu(gate) * up, tanh form (`ggml_geglu_split`).
     pub fn geglu_split<'c>(&'c self, gate: Tensor<'c>, up: Tensor<'c>) -> Tensor<'c> {
         // SAFETY: as above; equal shapes.
@@ -238,12 +226,6 @@ impl Context {
         self.node(|cx| unsafe {
             sys::ggml_view_4d(cx, a.raw(), n[0], n[1], n[2], n[3], strides[0], strides[1], strides[2], offset)
         })
-    }
-
-    /// A contiguous copy (`ggml_cont`).
-    pub fn cont<'c>(&'c self, a: Tensor<'c>) -> Tensor<'c> {
-        // SAFETY: as above.
-        self.node(|cx| unsafe { sys::ggml_cont(cx, a.raw()) })
     }
 
     /// Copies `from` into `to`, converting the type (`ggml_cpy`). Returns a view of `to`.

@@ -77,7 +77,7 @@ pub struct Network {
 }
 
 impl Config {
-    fn new(file: &Gguf, family: &dyn Family, params: &EngineParams) -> Result<Self> {
+    fn new(family: &dyn Family, params: &EngineParams) -> Result<Self> {
         let dims = family.dims();
         let device = choose_device(params.device.as_deref())?;
         let context = match params.context {
@@ -86,7 +86,7 @@ impl Config {
         };
         let range = dims.canvas + 1..=dims.max_context;
         if !range.contains(&context) {
-            let why = format!("{context} is not in {}..={} ({} is the model's limit)", range.start(), range.end(), range.end());
+            let why = format!("{context} tokens are not in {}..={}, from one canvas to the model's limit", range.start(), range.end());
             return Err(Error::argument("context", why));
         }
         if !(1..=64).contains(&params.lanes) {
@@ -113,7 +113,6 @@ impl Config {
             return Err(Error::argument("kv", "level reference keeps keys and values in F32: leave kv at auto, or take level fused"));
         }
         let kv = if params.level == Level::Reference { KvType::F32 } else { kv };
-        let _ = file;
         Ok(Self {
             shape: Shape { vocab: dims.vocab, canvas: dims.canvas, context, lanes: params.lanes },
             embed: dims.embed,
@@ -173,6 +172,7 @@ fn choose_device(name: Option<&str>) -> Result<Device> {
 }
 
 fn default_threads() -> usize {
+    // What this process may use (affinity, quota), not what the machine has.
     let logical = std::thread::available_parallelism().map_or(1, |n| n.get());
     // A second thread per core slows ggml's matrix products down.
     sysinfo::System::physical_core_count().unwrap_or(logical).clamp(1, logical)
@@ -290,7 +290,7 @@ impl Network {
     /// `BadFile` or `Unsupported` for the file, `BadArgument` and `NoDevice` for the parameters.
     pub fn plan(file: &Arc<Gguf>, params: &EngineParams) -> Result<MemoryPlan> {
         let family = family::load(file)?;
-        let config = Config::new(file, family.as_ref(), params)?;
+        let config = Config::new(family.as_ref(), params)?;
         measure(file, family.as_ref(), &config)
     }
 
@@ -300,7 +300,7 @@ impl Network {
     /// As `plan`; `OutOfMemory` where the plan does not fit.
     pub fn load(file: Arc<Gguf>, params: &EngineParams, progress: &mut dyn FnMut(u64, u64)) -> Result<Self> {
         let family = family::load(&file)?;
-        let config = Config::new(&file, family.as_ref(), params)?;
+        let config = Config::new(family.as_ref(), params)?;
         let plan = measure(&file, family.as_ref(), &config)?;
         if !params.ignore_memory_plan {
             plan.check()?;
@@ -344,6 +344,11 @@ impl Network {
     /// Device that computes (`CPU`, `CUDA0`).
     pub fn device(&self) -> String {
         self.config.device.name()
+    }
+
+    /// The device's product name.
+    pub fn device_description(&self) -> String {
+        self.config.device.description()
     }
 
     /// CPU threads.

@@ -8,6 +8,9 @@ use crate::ggml::{Buffer, Context, Device, DeviceKind, GgmlType, Handle, Tensor,
 use crate::gguf::{Gguf, TensorInfo};
 use crate::params::Level;
 
+/// Up to so many bytes of weights, every value is checked to be a number at load.
+const CHECKED_WHOLE: u64 = 1 << 30;
+
 /// A tensor that a family's graph uses.
 #[derive(Debug, Clone)]
 pub(crate) struct TensorSpec {
@@ -130,13 +133,15 @@ impl Weights {
             buffer.mark_as_weights();
             self.buffers.push(buffer);
         }
+        // Looking at every value of a large file would read all of it before the first answer; there a NaN shows at the first
+        // step, which names it. Vectors are few bytes and would poison everything.
+        let small = total <= CHECKED_WHOLE;
         for placed in &self.plan {
             let tensor = self.context.tensor(placed.handle);
-            if placed.mapped {
-                if placed.info.ty == GgmlType::F32 && tensor.shape()[1] == 1 {
-                    self.file.check_finite(&placed.info)?; // small, and NaN there would poison everything
-                }
-            } else {
+            if small || tensor.shape()[1] == 1 {
+                self.file.check_finite(&placed.info)?;
+            }
+            if !placed.mapped {
                 let data = self.file.data(&placed.info)?;
                 if tensor.ty() == placed.info.ty {
                     tensor.write(data);

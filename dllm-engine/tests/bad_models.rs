@@ -1,0 +1,169 @@
+//! Damaged and foreign model files, and parameters that cannot be had: each is refused with an error that names what is
+//! wrong. The files are copies of a small fixture with one thing changed.
+
+use std::path::{Path, PathBuf};
+
+use dllm_engine::gguf::Gguf;
+use dllm_engine::{Engine, EngineParams, Error, ModelSource};
+use tempfile::TempDir;
+
+fn fixture() -> Vec<u8> {
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/oracle/nano/model.gguf")).unwrap()
+}
+
+fn params(path: PathBuf) -> EngineParams {
+    let mut params = EngineParams::default();
+    (params.model, params.context, params.threads) = (ModelSource::Path(path), 128, 1);
+    params
+}
+
+/// The error of loading the fixture after `change`.
+fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> Error {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("modell mit Umlaut ä.gguf");
+    let mut bytes = fixture();
+    change(&mut bytes);
+    std::fs::write(&path, bytes).unwrap();
+    match Engine::load(params(path)) {
+        Ok(_) => panic!("the file was accepted"),
+        Err(error) => error,
+    }
+}
+
+fn assert_says(error: &Error, parts: &[&str]) {
+    let text = error.to_string();
+    for part in parts {
+        assert!(text.contains(part), "{text:?} does not say {part:?}");
+    }
+}
+
+fn find(bytes: &[u8], text: &str) -> usize {
+    bytes.windows(text.len()).position(|w| w == text.as_bytes()).unwrap_or_else(|| panic!("no {text}"))
+}
+
+fn replace(bytes: &mut [u8], from: &str, to: &str) {
+    assert_eq!(from.len(), to.len());
+    let at = find(bytes, from);
+    bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+}
+
+/// Where a tensor's number of dimensions stands: behind its name.
+fn dims_at(bytes: &[u8], name: &str) -> usize {
+    find(bytes, name) + name.len()
+}
+
+#[test]
+fn unknown_architecture_lists_the_known_ones() {
+    let error = refusal(|b| {
+        let at = find(b, "general.architecture") + "general.architecture".len() + 4 + 8;
+        b[at..at + 15].copy_from_slice(b"perfusion-gemma");
+    });
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    assert_says(&error, &["perfusion-gemma", "diffusion-gemma"]);
+}
+
+#[test]
+fn missing_key_is_named() {
+    let error = refusal(|b| replace(b, "diffusion.canvas_length", "diffusion.canvas_lengtx"));
+    assert_says(&error, &["diffusion.canvas_length", "missing"]);
+}
+
+#[test]
+fn missing_tensor_is_named() {
+    assert_says(&refusal(|b| replace(b, "blk.1.attn_q.weight", "blk.1.attn_z.weight")), &["blk.1.attn_q.weight", "missing"]);
+}
+
+#[test]
+fn missing_self_conditioning_is_named() {
+    assert_says(&refusal(|b| replace(b, "self_cond_gate.weight", "self_cond_gaze.weight")), &["self_cond_gate.weight"]);
+}
+
+#[test]
+fn wrong_shape_names_tensor_and_both_shapes() {
+    let error = refusal(|b| {
+        let at = dims_at(b, "blk.0.ffn_gate_inp.weight") + 4;
+        let (first, second): (Vec<u8>, Vec<u8>) = (b[at..at + 8].to_vec(), b[at + 8..at + 16].to_vec());
+        b[at..at + 8].copy_from_slice(&second);
+        b[at + 8..at + 16].copy_from_slice(&first);
+    });
+    assert_says(&error, &["blk.0.ffn_gate_inp.weight", "[4, 64, 1, 1]", "[64, 4, 1, 1]"]);
+}
+
+#[test]
+fn wrong_type_is_named() {
+    let error = refusal(|b| {
+        let at = dims_at(b, "output_norm.weight") + 4 + 8; // one dimension, then the type
+        b[at..at + 4].copy_from_slice(&26_u32.to_le_bytes()); // I32, as many bytes
+    });
+    assert_says(&error, &["output_norm.weight", "I32", "F32"]);
+}
+
+#[test]
+fn nan_weights_are_refused_at_load() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, fixture()).unwrap();
+    let info = Gguf::open(&path).unwrap().tensor("blk.1.ffn_up.weight").unwrap().clone();
+    let error = refusal(|b| b[info.offset as usize + 400..][..4].copy_from_slice(&f32::NAN.to_le_bytes()));
+    assert_says(&error, &["blk.1.ffn_up.weight", "NaN"]);
+}
+
+#[test]
+fn zero_heads_and_mismatched_layers_are_refused() {
+    let error = refusal(|b| {
+        let at = find(b, "attention.head_count\u{4}"); // the key ends, its type (u32 = 4) follows
+        let at = at + "attention.head_count".len() + 4;
+        b[at..at + 4].copy_from_slice(&3_u32.to_le_bytes());
+    });
+    assert_says(&error, &["3 heads"]);
+}
+
+#[test]
+fn truncated_folder_empty_and_missing() {
+    assert_says(&refusal(|b| b.truncate(b.len() - 1000)), &["are left in the file"]);
+    assert_says(&refusal(Vec::clear), &["empty"]);
+    let dir = TempDir::new().unwrap();
+    let error = Engine::load(params(dir.path().to_owned())).err().unwrap();
+    assert_says(&error, &[&dir.path().display().to_string()]);
+    let missing = dir.path().join("nowhere.gguf");
+    assert_says(&Engine::load(params(missing.clone())).err().unwrap(), &[&missing.display().to_string()]);
+}
+
+#[test]
+fn parameters_that_cannot_be_had() {
+    let refused = |change: &dyn Fn(&mut EngineParams)| {
+        let mut params = EngineParams::default();
+        change(&mut params);
+        Engine::load(params).err().unwrap_or_else(|| panic!("accepted")).to_string()
+    };
+    let device = refused(&|p| p.device = Some("CUDA7".into()));
+    assert!(device.contains("CUDA7") && device.contains("CPU"), "{device}");
+    let context = refused(&|p| p.context = 1 << 20);
+    assert!(context.contains("1048576") && context.contains("4096"), "{context}");
+    let short = refused(&|p| p.context = 64);
+    assert!(short.contains("64"), "{short}");
+    assert!(refused(&|p| p.lanes = 0).contains("1..=64"));
+    assert!(refused(&|p| p.lanes = 65).contains("1..=64"));
+    assert!(refused(&|p| p.level = dllm_engine::Level::TopK).contains("topk"));
+    assert!(refused(&|p| (p.level, p.kv) = (dllm_engine::Level::Reference, dllm_engine::KvType::F16)).contains("F32"));
+    // 64 lanes of 512-token contexts of this tiny model fit anywhere; a plan of a larger one says both numbers.
+    let plan = Engine::plan(&EngineParams::default()).unwrap();
+    assert!(plan.needed() > 0 && plan.free > plan.needed() && plan.fits());
+    assert!(plan.weights_mapped > 6 << 20, "weights are mapped on the CPU: {plan:?}");
+}
+
+#[test]
+fn two_engines_live_in_one_process_and_move_between_threads() {
+    let load = || Engine::load(EngineParams { threads: 1, ..EngineParams::default() }).unwrap();
+    let (mut a, b) = (load(), load());
+    let ask = |engine: &mut Engine| {
+        let request = dllm_engine::Request::new("86 + 45 =").seed(3).max_tokens(64);
+        engine.generate(&request, &mut |_| dllm_engine::Control::Continue).unwrap().text
+    };
+    let other = std::thread::spawn(move || {
+        let mut b = b;
+        ask(&mut b)
+    });
+    assert_eq!(ask(&mut a), "131");
+    assert_eq!(other.join().unwrap(), "131");
+}
