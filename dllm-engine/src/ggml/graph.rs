@@ -26,7 +26,7 @@ struct Slot {
 
 /// A graph with the context that owns its nodes.
 pub(crate) struct Graph {
-    // Declared before `context`: slots are dropped last of all users, but nothing runs during drop anyway.
+    #[allow(clippy::vec_box)] // nodes point to the slots, so their addresses must not change
     slots: Vec<Box<Slot>>,
     raw: NonNull<sys::ggml_cgraph>,
     context: Context,

@@ -19,7 +19,7 @@ pub(crate) fn row_bytes(ty: GgmlType, n: usize) -> usize {
 /// Expands `out.len()` elements to F32 (`ggml_type_traits.to_float`). The length is a multiple of the type's block.
 pub(crate) fn dequantize(ty: GgmlType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     let wrong = |why: &str| Error::Backend(format!("cannot expand {} values: {why}", ty.name()));
-    if out.len() % ty.block_size() as usize != 0 || bytes.len() < row_bytes(ty, out.len()) {
+    if !out.len().is_multiple_of(ty.block_size() as usize) || bytes.len() < row_bytes(ty, out.len()) {
         return Err(wrong("the length is not that of whole blocks"));
     }
     if ty == GgmlType::F32 {
@@ -73,7 +73,7 @@ impl<'c> Tensor<'c> {
     }
 
     pub fn ty(self) -> GgmlType {
-        GgmlType::from_id(self.get().type_ as u32).unwrap_or_else(|| unreachable!("ggml made a tensor of no type"))
+        GgmlType::from_id(self.get().type_).unwrap_or_else(|| unreachable!("ggml made a tensor of no type"))
     }
 
     /// Elements per dimension, the row length first.

@@ -23,7 +23,7 @@ impl NodeOp for SoftEmbed {
         // SAFETY: the node was made with four sources of these types.
         let (table, logits, temperature, stats) =
             unsafe { (source(dst, 0), source(dst, 1), row::<f32>(source(dst, 2), 0, 0, 0), source(dst, 3)) };
-        let Some(ty) = GgmlType::from_id(table.type_ as u32) else { return };
+        let Some(ty) = GgmlType::from_id(table.type_) else { return };
         let (width, vocab) = (dst.ne[0] as usize, table.ne[1] as usize);
         let rows = share(dst.ne[1] as usize, ith, nth);
         for i in rows.clone() {

@@ -137,8 +137,8 @@ impl InputTensors {
             }
         }
         self.positions().write(&positions);
-        for ring in 0..2 {
-            self.slots()[ring].write(&slots[ring]);
+        for (ring, slots) in slots.iter().enumerate() {
+            self.slots()[ring].write(slots);
             self.masks()[ring].write(&mask(key, spans, cache, ring));
         }
         self.written = spans.to_vec();

@@ -187,17 +187,18 @@ impl State {
     }
 }
 
+/// What a pass's graph refers to.
+struct Parts<'p> {
+    family: &'p dyn Family,
+    config: &'p Config,
+    weights: &'p Weights,
+    cache: &'p Cache,
+    state: &'p State,
+}
+
 /// Builds the graph of a pass. Everything it refers to must outlive it.
-fn compile(
-    family: &dyn Family,
-    config: &Config,
-    weights: &Weights,
-    cache: &Cache,
-    state: &State,
-    key: PassKey,
-    inputs: InputTensors,
-    tapping: bool,
-) -> Result<Compiled> {
+fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tapping: bool) -> Result<Compiled> {
+    let &Parts { family, config, weights, cache, state } = parts;
     let mut graph = Graph::new(family.graph_size())?;
     let softcap = family.dims().softcap;
     // Only ggml's CPU backend takes its GELU from a table; others compute it.
@@ -263,11 +264,12 @@ fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) -> Result<Mem
     cache.pretend_allocated();
     state.context.tensor(state.soft).pretend_allocated();
     let (mut compute, mut inputs_bytes) = (0, state_bytes);
+    let parts = Parts { family, config, weights: &weights, cache: &cache, state: &state };
     for key in config.largest(&cache) {
         let inputs = InputTensors::new(&key)?;
         inputs_bytes += inputs.bytes(config.device);
         inputs.pretend_allocated();
-        let mut compiled = compile(family, config, &weights, &cache, &state, key, inputs, false)?;
+        let mut compiled = compile(&parts, key, inputs, false)?;
         compute += Allocator::measure(config.device, &mut compiled.graph)?;
     }
     Ok(MemoryPlan {
@@ -383,9 +385,14 @@ impl Network {
         }
         let mut inputs = InputTensors::new(&key)?;
         inputs.allocate(self.config.device)?;
-        let mut compiled = compile(
-            self.family.as_ref(), &self.config, &self.weights, &self.cache, &self.state, key, inputs, self.tapping,
-        )?;
+        let parts = Parts {
+            family: self.family.as_ref(),
+            config: &self.config,
+            weights: &self.weights,
+            cache: &self.cache,
+            state: &self.state,
+        };
+        let mut compiled = compile(&parts, key, inputs, self.tapping)?;
         if self.config.device.kind() != DeviceKind::Cpu {
             refuse_foreign_nodes(&self.backend, &compiled.graph)?;
         }
@@ -614,6 +621,17 @@ impl Network {
         let soft = self.state.context.tensor(self.state.soft);
         let lane_bytes = self.config.shape.canvas * soft.strides()[1];
         soft.write_at(lane * lane_bytes, &vec![0.0_f32; self.config.shape.canvas * self.config.embed]);
+    }
+}
+
+impl Network {
+    /// Computes the last decoder pass's graph again and nothing else: the floor that a step is measured against.
+    #[doc(hidden)]
+    pub fn replay(&mut self) -> Result<()> {
+        match self.decode.kept.last_mut() {
+            Some(compiled) => self.backend.compute(&mut compiled.graph),
+            None => Err(Error::Backend("no decoder pass to replay".into())),
+        }
     }
 }
 

@@ -204,7 +204,7 @@ pub fn traces<F: Forward>(network: F, path: &Path, report: &mut Report<'_>) -> R
             pins: Vec::new(),
             eog: Arc::from(&g.eos_token_id[..]),
         };
-        let mut seen: Vec<(Vec<u32>, Vec<bool>, Vec<u32>, Vec<f32>)> = Vec::new();
+        let mut seen = Vec::new();
         let done = lanes.generate(work, &mut |event| {
             if let Event::Step(s) = event {
                 seen.push((s.argmax.to_vec(), s.accepted.to_vec(), s.output.to_vec(), s.entropy.to_vec()));
