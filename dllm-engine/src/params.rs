@@ -48,7 +48,7 @@ pub enum KvType {
 pub struct EngineParams {
     /// The weights.
     pub model: ModelSource,
-    /// A device by name (`CPU`, `CUDA0`, `Vulkan0`), or `None` for the first GPU that is there, else the CPU.
+    /// A device by name (`CPU`, `CUDA0`, `Vulkan0`), or `None` for the CPU.
     pub device: Option<String>,
     /// Tokens of prompt and answer together, per lane. 0 takes the file's own length, at most 8192.
     pub context: usize,

@@ -99,6 +99,33 @@ fn wrong_type_is_named() {
 }
 
 #[test]
+fn issue_2_a_matrix_of_integers_is_refused_not_computed() {
+    let error = refusal(|b| {
+        let at = dims_at(b, "blk.0.ffn_up.weight") + 4 + 16;
+        b[at..at + 4].copy_from_slice(&26_u32.to_le_bytes());
+    });
+    assert_says(&error, &["blk.0.ffn_up.weight", "I32"]);
+}
+
+#[test]
+fn issue_2_rope_dimensions_beyond_the_head_are_refused() {
+    for bad in [0_u32, 31, 4096] {
+        let error = refusal(|b| {
+            let at = find(b, "rope.dimension_count_swa") + "rope.dimension_count_swa".len() + 4;
+            b[at..at + 4].copy_from_slice(&bad.to_le_bytes());
+        });
+        assert_says(&error, &["rope.dimension_count_swa", &bad.to_string()]);
+    }
+}
+
+#[test]
+fn issue_2_scales_that_nobody_applies_are_refused() {
+    // The layer's per-expert scale under another name, as a file of a type with side scales would have it.
+    let error = refusal(|b| replace(b, "blk.0.ffn_down_exps.scale", "blk.0.ffn_down_exqs.scale"));
+    assert_says(&error, &["blk.0.ffn_down_exqs.scale", "does not apply"]);
+}
+
+#[test]
 fn nan_weights_are_refused_at_load() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("model.gguf");

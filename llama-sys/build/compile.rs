@@ -46,7 +46,13 @@ pub fn build(vars: &Vars, tree: &Tree) -> Result<Built> {
         .define("GGML_BLAS", "OFF")
         .define("CMAKE_POSITION_INDEPENDENT_CODE", "ON")
         .define("CMAKE_BUILD_WITH_INSTALL_RPATH", "ON")
-        .define("CMAKE_INSTALL_RPATH", "$ORIGIN");
+        .define("CMAKE_INSTALL_RPATH", if vars.target_os == "macos" { "@loader_path" } else { "$ORIGIN" });
+    if vars.target_arch == "x86_64" && !vars.cpu_native {
+        // llama.cpp switches these off by itself when it is cross-compiled, without a word.
+        for name in ["GGML_SSE42", "GGML_AVX", "GGML_AVX2", "GGML_BMI2", "GGML_FMA", "GGML_F16C"] {
+            config.define(name, "ON");
+        }
+    }
     for kind in ["ARCHIVE", "LIBRARY", "RUNTIME"] {
         config.define(format!("CMAKE_{kind}_OUTPUT_DIRECTORY"), &lib_dir);
     }
@@ -58,7 +64,14 @@ pub fn build(vars: &Vars, tree: &Tree) -> Result<Built> {
         config.env("CMAKE_BUILD_PARALLEL_LEVEL", jobs);
     }
     for target in targets(vars) {
-        config.build_target(target).build();
+        // The cmake crate panics where CMake fails; what the compiler said stands above.
+        let run = std::panic::AssertUnwindSafe(|| config.build_target(target).build());
+        std::panic::catch_unwind(run).map_err(|_| {
+            format!(
+                "CMake could not build llama.cpp's target {target}; the compiler's own message stands above. A full disk, too \
+                 little memory (set DLLM_BUILD_JOBS=1) and an old compiler (C++17 is needed) are the usual reasons"
+            )
+        })?;
     }
     std::fs::write(&done, "").map_err(|e| format!("cannot write {}: {e}", done.display()))?;
     Ok(Built { lib_dirs: found() })

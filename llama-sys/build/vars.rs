@@ -25,6 +25,8 @@ pub struct Vars {
     pub target_os: String,
     /// The target triple's environment (`gnu`, `msvc`, empty).
     pub target_env: String,
+    /// The target triple's processor (`x86_64`, `aarch64`).
+    pub target_arch: String,
     /// Cargo features.
     pub cuda: bool,
     pub vulkan: bool,
@@ -36,6 +38,11 @@ pub struct Vars {
 impl Vars {
     pub fn read() -> Result<Self> {
         let out_dir = PathBuf::from(required("OUT_DIR")?);
+        if flag("DLLM_CPU_NATIVE")? && feature("DYNAMIC_BACKENDS") {
+            return Err("DLLM_CPU_NATIVE=1 does not go with the feature dynamic-backends, whose libraries are made for any \
+                        machine: leave one of them out"
+                .into());
+        }
         // target/debug/build/llama-sys-0123/out
         let target_dir = out_dir.ancestors().nth(4).unwrap_or(&out_dir).to_owned();
         Ok(Self {
@@ -48,6 +55,7 @@ impl Vars {
             jobs: watched("DLLM_BUILD_JOBS").or_else(|| env::var("NUM_JOBS").ok()),
             target_os: required("CARGO_CFG_TARGET_OS")?,
             target_env: env::var("CARGO_CFG_TARGET_ENV").unwrap_or_default(),
+            target_arch: required("CARGO_CFG_TARGET_ARCH")?,
             cuda: feature("CUDA"),
             vulkan: feature("VULKAN"),
             metal: feature("METAL"),
@@ -61,9 +69,10 @@ impl Vars {
         let compiler = ["CC", "CXX", "CFLAGS", "CXXFLAGS", "CMAKE_GENERATOR", "CMAKE_TOOLCHAIN_FILE"]
             .map(|name| format!("{name}={}", watched(name).unwrap_or_default()));
         format!(
-            "{} {} native={} cuda={} {} vulkan={} metal={} dynamic={} {}",
+            "{} {} {} native={} cuda={} {} vulkan={} metal={} dynamic={} {}",
             self.target_os,
             self.target_env,
+            self.target_arch,
             self.cpu_native,
             self.cuda,
             self.cuda_architectures,
@@ -97,7 +106,7 @@ impl Vars {
         roots
             .into_iter()
             .flatten()
-            .flat_map(|root| ["lib64", "lib/x64", "targets/x86_64-linux/lib"].map(|sub| PathBuf::from(&root).join(sub)))
+            .flat_map(|root| ["lib64", "lib64/stubs", "lib/x64", "targets/x86_64-linux/lib"].map(|sub| PathBuf::from(&root).join(sub)))
             .filter(|dir| dir.is_dir())
             .collect()
     }

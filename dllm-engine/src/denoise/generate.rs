@@ -1,4 +1,4 @@
-//! One request's life on a lane (model-spec section 8):
+//! One request's life on a lane (docs/model-diffusion-gemma.md section 8):
 //!
 //!     sequence = prompt
 //!     repeat:

@@ -42,7 +42,7 @@ pub struct DenoiseSettings {
 }
 
 impl Default for DenoiseSettings {
-    /// The reference's own defaults for DiffusionGemma (model-spec section 1).
+    /// The reference's own defaults for DiffusionGemma (docs/model-diffusion-gemma.md section 1).
     fn default() -> Self {
         Self {
             max_steps: 48,

@@ -96,6 +96,17 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
         return Err(Error::file(file.path(), format!("tensor blk.{i}.attn_v.weight is missing (sliding layers need it)")));
     }
 
+    let rope = |name: &str, head: usize, base: &str, default: f32| {
+        let dims = size_or(name, head)?;
+        if dims == 0 || dims % 2 != 0 || dims > head {
+            return Err(refuse(format!("{} is {dims}: it must be even and at most the head size {head}", key(name))));
+        }
+        let base_value = meta.f32_opt(&key(base))?.unwrap_or(default);
+        if base_value <= 0.0 {
+            return Err(refuse(format!("{} is {base_value}: it must be above 0", key(base))));
+        }
+        Ok(Rope { dims, base: base_value })
+    };
     let (experts, experts_used) = (size("expert_count")?, size("expert_used_count")?);
     if experts_used == 0 || experts_used > experts {
         return Err(refuse(format!("{experts_used} of {experts} experts cannot be used per token")));
@@ -104,7 +115,6 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
     if !(eps > 0.0 && eps < 1.0) {
         return Err(refuse(format!("{} is {eps}", key("attention.layer_norm_rms_epsilon"))));
     }
-    let base = |name: &str, default: f32| Ok::<_, Error>(meta.f32_opt(&key(name))?.unwrap_or(default));
     let vocab = file
         .tensor("token_embd.weight")
         .map(|t| t.shape[1] as usize)
@@ -133,8 +143,8 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
         ff: ff[0] as usize,
         window,
         eps,
-        rope_full: Rope { dims: size_or("rope.dimension_count", head_full)?, base: base("rope.freq_base", 1e6)? },
-        rope_sliding: Rope { dims: size_or("rope.dimension_count_swa", head_sliding)?, base: base("rope.freq_base_swa", 1e4)? },
+        rope_full: rope("rope.dimension_count", head_full, "rope.freq_base", 1e6)?,
+        rope_sliding: rope("rope.dimension_count_swa", head_sliding, "rope.freq_base_swa", 1e4)?,
         experts,
         experts_used,
         expert_ff: size("expert_feed_forward_length")?,

@@ -1,6 +1,6 @@
 //! Devices and backends.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
 use std::sync::Once;
 
@@ -40,16 +40,23 @@ pub(crate) fn devices() -> Vec<Device> {
         .collect()
 }
 
-/// With `dynamic-backends`, loads the backend libraries that lie beside the program, once.
+/// With `dynamic-backends`, loads the backend libraries once: those beside the program, else those of the build.
 fn load_backends() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         super::log::init();
-        if cfg!(feature = "dynamic-backends") {
-            let folder = std::env::current_exe().ok().and_then(|exe| exe.parent().map(|p| p.to_owned()));
-            if let Some(folder) = folder.and_then(|p| CString::new(p.to_string_lossy().as_bytes()).ok()) {
-                // SAFETY: a NUL-terminated path that outlives the call.
-                unsafe { sys::ggml_backend_load_all_from_path(folder.as_ptr()) };
+        #[cfg(dynamic_backends)]
+        {
+            let beside = std::env::current_exe().ok().and_then(|exe| exe.parent().map(|p| p.to_owned()));
+            for folder in beside.into_iter().chain([env!("DLLM_BACKEND_DIR").into()]) {
+                // SAFETY: no arguments.
+                if unsafe { sys::ggml_backend_reg_count() } > 0 {
+                    break;
+                }
+                if let Ok(folder) = std::ffi::CString::new(folder.to_string_lossy().as_bytes()) {
+                    // SAFETY: a NUL-terminated path that outlives the call.
+                    unsafe { sys::ggml_backend_load_all_from_path(folder.as_ptr()) };
+                }
             }
         }
     });

@@ -100,8 +100,8 @@ impl Config {
             n if n <= 1 << 16 => n,
             n => return Err(Error::argument("prefill_chunk", format!("{n} is not in 0..=65536"))),
         };
-        if params.level == Level::TopK && device.kind() == DeviceKind::Cpu {
-            let why = "topk is for GPUs; on the CPU `fused` already gathers only the likely tokens";
+        if params.level == Level::TopK {
+            let why = "topk is not available on this device; `fused` gathers only the likely tokens as well";
             return Err(Error::argument("level", why));
         }
         let kv = match params.kv {
@@ -157,13 +157,13 @@ impl Config {
     }
 }
 
-/// The device by name, else the first GPU, else the CPU.
+/// The device by name, else the CPU: the custom ops have no GPU form in the engine yet, so a GPU has to be asked for.
 fn choose_device(name: Option<&str>) -> Result<Device> {
     let all = devices();
     let usable = || all.iter().copied().filter(|d| d.kind() != DeviceKind::Accelerator);
     let found = match name {
         Some(name) => usable().find(|d| d.name().eq_ignore_ascii_case(name)),
-        None => usable().find(|d| d.kind() == DeviceKind::Gpu).or_else(|| usable().find(|d| d.kind() == DeviceKind::Cpu)),
+        None => usable().find(|d| d.kind() == DeviceKind::Cpu),
     };
     found.ok_or_else(|| Error::NoDevice {
         asked: name.unwrap_or("any").to_owned(),

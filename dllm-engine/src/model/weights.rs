@@ -76,6 +76,7 @@ impl Weights {
             bytes: WeightBytes::default(),
             file,
         };
+        weights.refuse_unused_scales(specs)?;
         // ggml's CPU backend computes on the mapped file; other devices need a copy.
         let can_map = device.kind() == DeviceKind::Cpu;
         for spec in specs {
@@ -105,6 +106,18 @@ impl Weights {
             weights.plan.push(Placed { info: info.clone(), handle, mapped });
         }
         Ok(weights)
+    }
+
+    /// Files of some types (NVFP4, MXFP4) bring scales beside a matrix. Left out, the numbers would be wrong in silence.
+    fn refuse_unused_scales(&self, specs: &[TensorSpec]) -> Result<()> {
+        let used = |name: &str| specs.iter().any(|s| s.name == name);
+        match self.file.tensors().iter().find(|t| t.name.ends_with("scale") && !used(&t.name)) {
+            None => Ok(()),
+            Some(t) => Err(Error::unsupported(
+                self.file.path(),
+                format!("tensor {} is a scale that this engine does not apply: take another quantization", t.name),
+            )),
+        }
     }
 
     pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
@@ -189,6 +202,11 @@ fn check(file: &Gguf, spec: &TensorSpec, info: &TensorInfo) -> Result<()> {
     let float = [GgmlType::F32, GgmlType::F16, GgmlType::BF16].contains(&info.ty);
     if spec.vector && !float {
         return Err(Error::file(file.path(), format!("tensor {} is {}: expected F32, F16 or BF16", info.name, info.ty.name())));
+    }
+    // A matrix may be quantized, but not of integers or doubles: ggml would abort.
+    if !float && info.ty.block_size() == 1 {
+        let why = format!("tensor {} is {}: a matrix is F32, F16, BF16 or quantized", info.name, info.ty.name());
+        return Err(Error::file(file.path(), why));
     }
     Ok(())
 }

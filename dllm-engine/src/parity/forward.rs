@@ -88,7 +88,7 @@ pub fn forward_cases(network: &mut Network, fixtures: &Fixtures, limits: &Limits
     for (case, settings) in &fixtures.forward {
         let key = |name: &str| format!("fwd.{case}.{name}");
         let (prompt, canvas) = (fixtures.tokens(&key("prompt"))?.values, fixtures.tokens(&key("canvas"))?.values);
-        for piece in PIECES.into_iter().filter(|&p| p == usize::MAX || p < prompt.len()) {
+        for piece in PIECES.into_iter().filter(|&p| p == usize::MAX || p < prompt.len() || (p == 64 && lanes == 1)) {
             let pieces = if piece == usize::MAX { "all".to_owned() } else { piece.to_string() };
             let label = |what: &str| format!("{case} {what}, pieces {pieces}, lanes {lanes}");
             fill_neighbours(network, lane, lanes)?;

@@ -1,4 +1,4 @@
-//! The entropy-bound sampler (model-spec section 8): a step accepts its most certain positions for as long as the entropies
+//! The entropy-bound sampler (docs/model-diffusion-gemma.md section 8): a step accepts its most certain positions for as long as the entropies
 //! accepted before stay within a budget. Nothing is remembered: an accepted position can be renoised in a later step.
 
 use super::{Sampler, StepView};
