@@ -12,7 +12,8 @@ fn refused(args: &[&str], words: &[&str]) {
 
 #[track_caller]
 fn refused_answer(option: &str, value: &str, words: &[&str]) {
-    refused(&["generate", SUM, option, value], words);
+    // With an equals sign, so that a value may begin with a hyphen.
+    refused(&["generate", SUM, &format!("{option}={value}")], words);
 }
 
 #[test]
@@ -38,7 +39,7 @@ fn numbers_out_of_range() {
 
 #[test]
 fn what_is_no_number_is_refused_before_anything_is_loaded() {
-    for (option, value) in [("--max-tokens", "many"), ("--seed", "-1"), ("--t-min", "warm"), ("--level", "best")] {
+    for (option, value) in [("--max-tokens", "many"), ("--seed", "1.5"), ("--t-min", "warm"), ("--level", "best")] {
         let ran = run(["generate", SUM, option, value]);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""));
         assert!(ran.err.starts_with("error: ") && ran.err.contains(value) && ran.err.contains(option), "{}", ran.err);
