@@ -54,7 +54,8 @@ impl Ran {
 /// The command with nothing of this process's environment that it would look at, and no terminal.
 fn dllm() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dllm"));
-    command.env_remove("DLLM_MODEL").env_remove("NO_COLOR");
+    // One thread: many of these run at a time.
+    command.env_remove("DLLM_MODEL").env_remove("NO_COLOR").env("DLLM_THREADS", "1");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -84,7 +84,7 @@ impl From<KvArg> for KvType {
 #[derive(Args)]
 pub struct ModelArg {
     /// GGUF file of the model; of a split file, any part [default: the tiny model inside the program].
-    #[arg(short, long, env = "DLLM_MODEL", value_name = "FILE", hide_env_values = true)]
+    #[arg(short, long, env = "DLLM_MODEL", value_name = "FILE", hide_env_values = true, help_heading = "Loading")]
     pub model: Option<PathBuf>,
 }
 
@@ -113,7 +113,7 @@ pub struct LoadArgs {
     #[arg(long, value_enum, default_value_t = KvArg::Auto)]
     pub kv: KvArg,
     /// CPU threads. 0 takes the number of physical cores.
-    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    #[arg(short, long, env = "DLLM_THREADS", value_name = "N", default_value_t = 0, hide_env_values = true)]
     pub threads: usize,
 }
 

@@ -49,7 +49,7 @@ impl Printer {
         let name = group(&check.name);
         if name != self.group.name {
             self.end_group();
-            self.group = Group { name: name.to_owned(), ..Group::default() };
+            self.group = Group { name, ..Group::default() };
         }
         self.group.checks += 1;
         self.group.missed += usize::from(!check.passed());
@@ -79,10 +79,13 @@ impl Printer {
     }
 }
 
-/// The part of a check's name that it shares with its neighbours.
-fn group(name: &str) -> &str {
-    match name.strip_prefix("tokens of") {
-        Some(_) => "tokens",
-        None => name.split(['.', ' ']).next().unwrap_or(name),
+/// What a check's name shares with its neighbours': the kind, or the recorded case and the number of lanes.
+fn group(name: &str) -> String {
+    let case = name.split(' ').next().unwrap_or(name);
+    match name.rsplit_once("lanes ") {
+        Some((_, lanes)) => format!("{case}, lanes {lanes}"),
+        None if name.starts_with("tokens of") => "tokens".into(),
+        None if name.contains(" sampler ") => format!("{case}, sampler alone"),
+        None => format!("{case}, teacher-forced"),
     }
 }
