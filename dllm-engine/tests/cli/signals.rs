@@ -43,7 +43,10 @@ fn ctrl_c_keeps_what_is_finished() {
     let ran = interrupted(&[], Signal::INT);
     assert_eq!((ran.code, ran.err.as_str()), (Some(130), ""));
     let text = ran.out.trim_end();
-    assert!(!text.is_empty() && text.len() < whole.trim_end().len() && whole.starts_with(text), "{text:?} of {whole:?}");
+    assert!(
+        !text.is_empty() && text.len() < whole.trim_end().len() && whole.starts_with(text),
+        "{text:?} of {whole:?}"
+    );
 }
 
 #[test]

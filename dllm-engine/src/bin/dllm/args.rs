@@ -257,7 +257,9 @@ pub struct InspectArgs {
 
 /// Tell how much memory a model would take. Exit code 1 where it does not fit.
 #[derive(Args)]
-#[command(after_help = "Examples:\n  dllm plan model.gguf --ctx 32768 --lanes 4\n  dllm plan model.gguf --device CUDA0 --json")]
+#[command(
+    after_help = "Examples:\n  dllm plan model.gguf --ctx 32768 --lanes 4\n  dllm plan model.gguf --device CUDA0 --json"
+)]
 pub struct PlanArgs {
     #[command(flatten)]
     pub file: FileArg,
@@ -273,7 +275,9 @@ pub struct PlanArgs {
 
 /// Show the tokens of a text.
 #[derive(Args)]
-#[command(after_help = "Examples:\n  dllm tokenize 'Hello, world'\n  dllm tokenize --chat 'Hello'\n  dllm tokenize --special '<bos>Hello' --json")]
+#[command(
+    after_help = "Examples:\n  dllm tokenize 'Hello, world'\n  dllm tokenize --chat 'Hello'\n  dllm tokenize --special '<bos>Hello' --json"
+)]
 pub struct TokenizeArgs {
     /// The text; `-`, or nothing with a pipe at hand, reads standard input.
     pub text: Option<String>,

@@ -81,7 +81,10 @@ fn as_text(file: &Gguf, verdict: &Verdict) -> Result<()> {
     match &verdict.plan {
         Ok(plan) => {
             output::line(format_args!("  family {}, on {}", printable(architecture(file)), plan.device))?;
-            output::line(format_args!("  {:>11} of weights mapped: used where the file lies", bytes(plan.weights_mapped)))?;
+            output::line(format_args!(
+                "  {:>11} of weights mapped: used where the file lies",
+                bytes(plan.weights_mapped)
+            ))?;
             output::line(format_args!("  {:>11} of weights copied to the device, or expanded", bytes(plan.weights)))?;
             let fits = if plan.fits() { "fits" } else { "does not fit" };
             let (needed, free) = (bytes(plan.needed()), bytes(plan.free));
@@ -115,7 +118,8 @@ fn yes(is: bool) -> &'static str {
 fn short(value: &Value) -> String {
     match value {
         Value::Array(array) => {
-            let elements: Vec<_> = (0..array.len().min(SHOWN)).filter_map(|i| array.get(i)).map(|v| short(&v)).collect();
+            let elements: Vec<_> =
+                (0..array.len().min(SHOWN)).filter_map(|i| array.get(i)).map(|v| short(&v)).collect();
             let more = if array.len() > SHOWN { ", ..." } else { "" };
             format!("[{}{more}] ({})", elements.join(", "), count(array.len(), "element"))
         }
@@ -157,9 +161,7 @@ fn array_json(array: &Array) -> Json {
 
 fn as_json(file: &Gguf, verdict: &Verdict) -> Json {
     let metadata: Map<_, _> = file.meta().iter().map(|(key, value)| (key.to_owned(), scalar(value))).collect();
-    let tensor = |t: &TensorInfo| {
-        json!({ "name": t.name, "type": t.ty.name(), "shape": shape(t), "bytes": t.bytes, "file": t.file, "offset": t.offset })
-    };
+    let tensor = |t: &TensorInfo| json!({ "name": t.name, "type": t.ty.name(), "shape": shape(t), "bytes": t.bytes, "file": t.file, "offset": t.offset });
     let total = |(ty, (n, elements, bytes)): (String, (usize, u64, u64))| {
         (ty, json!({ "tensors": n, "elements": elements, "bytes": bytes }))
     };

@@ -180,9 +180,10 @@ pub fn progress(what: &str, count: &str) -> ProgressBar {
 /// Bytes for people: `3.25 GiB`, `12.0 MiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [(u64, &str, usize); 3] = [(1 << 30, "GiB", 2), (1 << 20, "MiB", 1), (1 << 10, "KiB", 1)];
-    UNITS.iter().find(|(unit, ..)| n >= *unit).map_or(format!("{n} B"), |(unit, name, digits)| {
-        format!("{:.digits$} {name}", n as f64 / *unit as f64)
-    })
+    UNITS
+        .iter()
+        .find(|(unit, ..)| n >= *unit)
+        .map_or(format!("{n} B"), |(unit, name, digits)| format!("{:.digits$} {name}", n as f64 / *unit as f64))
 }
 
 /// A number and its noun: `1 step`, `7 steps`.

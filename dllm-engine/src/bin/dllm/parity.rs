@@ -83,7 +83,7 @@ impl Printer {
 fn group(name: &str) -> String {
     let case = name.split(' ').next().unwrap_or(name);
     match name.rsplit_once("lanes ") {
-        Some((_, lanes)) => format!("{case}, lanes {lanes}"),
+        Some((_, rest)) => format!("{case}, lanes {}", rest.split(' ').next().unwrap_or(rest)),
         None if name.starts_with("tokens of") => "tokens".into(),
         None if name.contains(" sampler ") => format!("{case}, sampler alone"),
         None => format!("{case}, teacher-forced"),

@@ -29,7 +29,8 @@ fn table(plan: &MemoryPlan) -> String {
         ("free", plan.free, ""),
         ("weights, mapped", plan.weights_mapped, "used where the file lies; the system may drop them again"),
     ];
-    let row = |(name, n, what): (&str, u64, &str)| format!("{name:<16} {:>11}   {what}", bytes(n)).trim_end().to_owned();
+    let row =
+        |(name, n, what): (&str, u64, &str)| format!("{name:<16} {:>11}   {what}", bytes(n)).trim_end().to_owned();
     let verdict = match plan.free.checked_sub(plan.needed()) {
         Some(left) => format!("it fits, {} to spare", bytes(left)),
         None => format!("it does not fit: {} are missing", bytes(plan.needed() - plan.free)),
