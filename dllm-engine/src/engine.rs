@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::chat::ChatTemplate;
 use crate::denoise::{DenoiseSettings, Generation, Lanes, Work};
 use crate::embedded;
 use crate::error::{Error, Result};
@@ -16,11 +15,11 @@ use crate::family::{self, NoiseKind};
 use crate::gguf::Gguf;
 use crate::model::{Forward, MemoryPlan, Network, Shape};
 use crate::params::{EngineParams, KvType, Level, Message, ModelSource, Prompt, Request};
-use crate::prompt;
 use crate::receipt::Receipt;
 use crate::rng::{MaskNoise, Noise, SeededNoise};
 use crate::sampler::{self, Sampler};
 use crate::text::Settler;
+use crate::tokenizer::Tokenizer;
 use crate::vocab::{Vocab, VocabFile};
 
 /// Prompt tokens read between two denoising steps, so that a long prompt does not hold up lanes that run.
@@ -84,9 +83,7 @@ struct Ticket {
 pub struct Engine {
     lanes: Lanes<Network>,
     tickets: Vec<Option<Ticket>>,
-    vocab: Arc<Vocab>,
-    template: ChatTemplate,
-    eog: Arc<[u32]>,
+    tokenizer: Tokenizer,
     settings: DenoiseSettings,
     sampler: sampler::Entry,
     info: ModelInfo,
@@ -128,17 +125,9 @@ impl Engine {
     pub fn load_with(params: EngineParams, progress: &mut dyn FnMut(u64, u64)) -> Result<Self> {
         let file = Self::open(&params.model)?;
         // The vocabulary first: it is quick, and a file without a usable one need not be loaded.
+        let tokenizer = Tokenizer::load(&file)?;
         let family = family::load(&file)?;
-        let vocab = Arc::new(load_vocab(&file, family.vocab_architecture())?);
-        if vocab.len() != family.dims().vocab {
-            let why = format!("{} tokens, but {} rows of token_embd.weight: get an intact file", vocab.len(), family.dims().vocab);
-            return Err(Error::file(file.path(), why));
-        }
         let meta = file.meta();
-        let source = meta.str_opt("tokenizer.chat_template")?.unwrap_or(family.chat_template());
-        let template = ChatTemplate::new(source, &vocab)?;
-        let mut eog: Vec<u32> = vocab.eog().to_vec();
-        eog.extend(family.end_texts().iter().filter_map(|text| vocab.find(text)).filter(|id| !vocab.is_eog(*id)));
         let (sampler, settings) = family.sampler();
         settings.check()?;
         let sampler = sampler::by_name(sampler)?;
@@ -168,9 +157,7 @@ impl Engine {
         Ok(Self {
             tickets: (0..shape.lanes).map(|_| None).collect(),
             lanes: Lanes::new(network, PREFILL_BUDGET),
-            vocab,
-            template,
-            eog: eog.into(),
+            tokenizer,
             settings,
             sampler,
             info,
@@ -184,7 +171,12 @@ impl Engine {
 
     /// The vocabulary, for tokens to text and back.
     pub fn vocab(&self) -> &Arc<Vocab> {
-        &self.vocab
+        self.tokenizer.vocab()
+    }
+
+    /// The tokens that end an answer.
+    pub fn eog(&self) -> &[u32] {
+        self.tokenizer.eog()
     }
 
     /// The loop's settings where a request has no overrides.
@@ -207,7 +199,7 @@ impl Engine {
     /// # Errors
     /// `BadArgument`, `Template`.
     pub fn encode(&self, prompt: &Prompt, thinking: bool) -> Result<Vec<u32>> {
-        prompt::encode(prompt, &self.vocab, Some(&self.template), thinking)
+        self.tokenizer.encode(prompt, thinking)
     }
 
     /// Answers one request. The cache is kept: a following request that starts with the same tokens reads only the rest.
@@ -324,7 +316,7 @@ impl Engine {
         let prompt = self.encode(&request.prompt, request.thinking)?;
         let settings = self.settings.with(&request.denoise)?;
         let seed = request.seed.unwrap_or_else(drawn_seed);
-        let settler = Settler::new(Arc::clone(&self.vocab), &prompt, &request.stop, request.max_tokens)?;
+        let settler = Settler::new(Arc::clone(self.vocab()), &prompt, &request.stop, request.max_tokens)?;
         let sampler = sampler.unwrap_or_else(|| (self.sampler.make)(&settings));
         let ticket = Ticket { seed, sampler: sampler.name(), max_steps: settings.max_steps };
         let work = Work {
@@ -335,7 +327,7 @@ impl Engine {
             sampler,
             text: Box::new(settler),
             pins: request.pins.clone(),
-            eog: Arc::clone(&self.eog),
+            eog: Arc::clone(self.tokenizer.eog()),
         };
         Ok((work, ticket))
     }

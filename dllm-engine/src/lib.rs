@@ -19,6 +19,7 @@ pub mod receipt;
 pub mod rng;
 pub mod sampler;
 pub mod text;
+mod tokenizer;
 pub mod vocab;
 
 pub use engine::{Chat, Engine, ModelInfo};
@@ -29,3 +30,4 @@ pub use params::{
     DenoiseOverrides, EngineParams, KvType, Level, Message, ModelSource, Pin, Prompt, Request, Role,
 };
 pub use receipt::Receipt;
+pub use tokenizer::Tokenizer;

@@ -1,11 +1,34 @@
-fn main() {
-    let dir = std::env::args().nth(1).unwrap();
-    let level = std::env::args().nth(2).unwrap_or("reference".into());
-    let mut p = dllm_engine::parity::ParityParams::default();
-    p.level = if level == "reference" { dllm_engine::params::Level::Reference } else { dllm_engine::params::Level::Fused };
-    p.file = std::env::args().nth(3);
-    match dllm_engine::parity::run(dir.as_ref(), &p, &mut |c| println!("{c}")) {
-        Ok(c) => println!("{} checks, {} missed", c.len(), c.iter().filter(|c| !c.passed()).count()),
-        Err(e) => println!("{e}"),
-    }
+//! The `dllm` command.
+
+mod args;
+mod bench;
+mod canvas_view;
+mod chat;
+mod generate;
+mod inspect;
+mod output;
+mod parity;
+mod plan;
+mod signal;
+mod tokenize;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    signal::install();
+    let result = match cli.command {
+        Command::Generate(args) => generate::run(&args),
+        Command::Chat(args) => chat::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Tokenize(args) => tokenize::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Parity(args) => parity::run(&args),
+    };
+    result.map_or_else(|failure| failure.report(), ExitCode::from)
 }

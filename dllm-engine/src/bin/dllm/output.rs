@@ -1,0 +1,192 @@
+//! Standard output and standard error: exit codes, errors, progress, texts for people.
+
+use std::fmt;
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use dllm_engine::params::ModelSource;
+use dllm_engine::vocab::MAX_TEXT;
+use dllm_engine::{Engine, EngineParams, Error, prompt};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+/// Models from this size on show a bar while they load.
+const LARGE: u64 = 200 << 20;
+
+/// How a command ended that did its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Exit code 0.
+    Done,
+    /// The question was answered with no: exit code 1.
+    No,
+    /// Ctrl-C: exit code 130.
+    Interrupted,
+}
+
+/// Exit code after Ctrl-C, as shells have it: 128 and the number of the signal.
+pub const INTERRUPTED: u8 = 130;
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Done => Self::SUCCESS,
+            Outcome::No => Self::from(1),
+            Outcome::Interrupted => Self::from(INTERRUPTED),
+        }
+    }
+}
+
+/// Why a command could not do its work.
+#[derive(Debug)]
+pub enum Failure {
+    /// What to tell the user, in one line.
+    Message(String),
+    /// Whoever read the output has gone: nothing is left to say, and nobody to say it to.
+    Closed,
+}
+
+pub type Result<T = Outcome, E = Failure> = std::result::Result<T, E>;
+
+impl Failure {
+    /// Tells the user, and gives the exit code.
+    pub fn report(self) -> ExitCode {
+        match self {
+            Self::Closed => ExitCode::SUCCESS,
+            Self::Message(message) => {
+                // Standard error may be closed, too; the exit code remains.
+                let _ = writeln!(io::stderr(), "error: {}", one_line(&message));
+                ExitCode::from(2)
+            }
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Message(error.to_string())
+    }
+}
+
+impl From<io::Error> for Failure {
+    /// An error of standard output; those of files are made with [`file_error`].
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::Closed,
+            _ => Self::Message(format!("cannot write to standard output: {error}")),
+        }
+    }
+}
+
+/// An error of a file that the user named.
+pub fn file_error(action: &str, path: &Path, error: io::Error) -> Failure {
+    Failure::Message(format!("cannot {action} {}: {error}", path.display()))
+}
+
+/// A wrong argument, in the engine's words.
+pub fn bad(name: &'static str, why: impl Into<String>) -> Failure {
+    Error::BadArgument { name, why: why.into() }.into()
+}
+
+/// Messages may quote names from files; a line end in one must not look like another message.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Text of a model, a file or a user that may be shown on a terminal: without control characters, which could move the
+/// cursor or do worse.
+pub fn printable(text: &str) -> String {
+    let kept = |c: &char| matches!(c, '\n' | '\t') || !c.is_control();
+    text.chars().filter(kept).collect()
+}
+
+/// The answer, on standard output. A terminal gets it without control characters, pipes and files as it is.
+pub fn write_text(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.is_terminal() {
+        true => out.write_all(printable(text).as_bytes())?,
+        false => out.write_all(text.as_bytes())?,
+    }
+    out.flush()
+}
+
+/// A line on standard output.
+pub fn line(text: impl fmt::Display) -> io::Result<()> {
+    writeln!(io::stdout().lock(), "{text}")
+}
+
+/// A line on standard error. What is said there is not worth failing for.
+pub fn note(text: impl fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// One JSON object on a line of standard output.
+pub fn json(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string(value).map_err(|e| Failure::Message(format!("cannot write JSON: {e}")))?;
+    Ok(line(text)?)
+}
+
+/// The text that a command works on: an argument, a file, or standard input.
+pub fn text(argument: Option<&str>, file: Option<&Path>) -> Result<String> {
+    let bytes = match (argument, file) {
+        (Some(text), None) if text != "-" => return Ok(text.to_owned()),
+        (_, Some(path)) => {
+            let file = std::fs::File::open(path).map_err(|e| file_error("open", path, e))?;
+            read(file).map_err(|e| file_error("read", path, e))?
+        }
+        (None, None) if io::stdin().is_terminal() => {
+            return Err(bad("prompt", "there is none: give a text, or pipe one in"));
+        }
+        _ => read(io::stdin().lock()).map_err(|e| Failure::Message(format!("cannot read standard input: {e}")))?,
+    };
+    let text = prompt::text_from_bytes(&bytes)?;
+    let text = text.strip_suffix('\n').map_or(text, |text| text.strip_suffix('\r').unwrap_or(text));
+    Ok(text.to_owned())
+}
+
+/// Reads no more than is refused for its length anyway.
+fn read(from: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(MAX_TEXT as u64 + 2).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Loads a model, a large one with a bar.
+pub fn load(params: EngineParams) -> Result<Engine> {
+    let large = match &params.model {
+        ModelSource::Embedded => false,
+        ModelSource::Path(path) => std::fs::metadata(path).is_ok_and(|m| m.len() > LARGE),
+    };
+    let bar = if large { progress("loading", "{bytes} of {total_bytes}") } else { ProgressBar::hidden() };
+    let engine = Engine::load_with(params, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    Ok(engine?)
+}
+
+/// A bar on standard error, which shows nothing where that is no terminal. `count` is indicatif's template for the numbers.
+pub fn progress(what: &str, count: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+    let template = format!("{what} {{wide_bar}} {count} {{elapsed}}");
+    match ProgressStyle::with_template(&template) {
+        Ok(style) => bar.with_style(style.progress_chars("━╸─")),
+        Err(_) => bar,
+    }
+}
+
+/// Bytes for people: `3.25 GiB`, `12.0 MiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [(u64, &str, usize); 3] = [(1 << 30, "GiB", 2), (1 << 20, "MiB", 1), (1 << 10, "KiB", 1)];
+    UNITS
+        .iter()
+        .find(|(unit, ..)| n >= *unit)
+        .map_or(format!("{n} B"), |(unit, name, digits)| format!("{:.digits$} {name}", n as f64 / *unit as f64))
+}
+
+/// A number and its noun: `1 step`, `7 steps`.
+pub fn count(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}

@@ -1,0 +1,48 @@
+//! `dllm plan`: how much memory a model would take.
+
+use dllm_engine::{Engine, MemoryPlan};
+use serde_json::json;
+
+use super::args::PlanArgs;
+use super::output::{self, Outcome, Result, bytes, count};
+
+pub fn run(args: &PlanArgs) -> Result {
+    let plan = Engine::plan(&args.load.params(&args.file.file, args.lanes))?;
+    if args.json {
+        let mut value = json!(plan);
+        value["needed"] = plan.needed().into();
+        value["fits"] = plan.fits().into();
+        output::json(&value)?;
+    } else {
+        output::line(table(&plan))?;
+    }
+    Ok(if plan.fits() { Outcome::Done } else { Outcome::No })
+}
+
+fn table(plan: &MemoryPlan) -> String {
+    let rows = [
+        ("weights, copied", plan.weights, "copied to the device, or expanded"),
+        ("cache", plan.cache, "keys and values of all lanes"),
+        ("compute", plan.compute, "intermediate results"),
+        ("inputs", plan.inputs, "inputs and state of the passes"),
+        ("needed", plan.needed(), ""),
+        ("free", plan.free, ""),
+        ("weights, mapped", plan.weights_mapped, "used where the file lies; the system may drop them again"),
+    ];
+    let row =
+        |(name, n, what): (&str, u64, &str)| format!("{name:<16} {:>11}   {what}", bytes(n)).trim_end().to_owned();
+    let verdict = match plan.free.checked_sub(plan.needed()) {
+        Some(left) => format!("it fits, {} to spare", bytes(left)),
+        None => format!("it does not fit: {} are missing", bytes(plan.needed() - plan.free)),
+    };
+    let head = format!("{}, context of {} tokens, {}", plan.device, plan.context, count(plan.lanes, "lane"));
+    let mut lines = vec![head, String::new()];
+    for (i, entry) in rows.into_iter().enumerate() {
+        if i == 4 || i == 6 {
+            lines.push(String::new());
+        }
+        lines.push(row(entry));
+    }
+    lines.extend([String::new(), verdict]);
+    lines.join("\n")
+}
