@@ -9,10 +9,17 @@ use dllm_engine::{Control, DenoiseOverrides, Engine, EngineParams, ModelSource, 
 fn canvases(c: &mut Criterion) {
     let file = std::env::var("DLLM_BENCH_MODEL").ok();
     let device = std::env::var("DLLM_BENCH_DEVICE").ok();
-    let models = [Some(("tiny".to_owned(), ModelSource::Embedded)), file.map(|f| (f.clone(), ModelSource::Path(f.into())))];
+    let models =
+        [Some(("tiny".to_owned(), ModelSource::Embedded)), file.map(|f| (f.clone(), ModelSource::Path(f.into())))];
     for (name, model) in models.into_iter().flatten() {
         for lanes in [1, 4] {
-            let params = EngineParams { model: model.clone(), lanes, context: 1024, device: device.clone(), ..EngineParams::default() };
+            let params = EngineParams {
+                model: model.clone(),
+                lanes,
+                context: 1024,
+                device: device.clone(),
+                ..EngineParams::default()
+            };
             let mut engine = match Engine::load(params) {
                 Ok(engine) => engine,
                 Err(error) => {
@@ -26,7 +33,11 @@ fn canvases(c: &mut Criterion) {
             let request = Request {
                 max_tokens: canvas,
                 seed: Some(1),
-                denoise: DenoiseOverrides { max_steps: Some(STEPS), confidence_threshold: Some(0.0), ..DenoiseOverrides::default() },
+                denoise: DenoiseOverrides {
+                    max_steps: Some(STEPS),
+                    confidence_threshold: Some(0.0),
+                    ..DenoiseOverrides::default()
+                },
                 ..Request::new(Prompt::Tokens(vec![2, 3, 5, 8]))
             };
             let requests = vec![request; lanes];
@@ -43,9 +54,15 @@ fn canvases(c: &mut Criterion) {
 /// A denoising step against the bare graph it computes: what the engine adds to ggml's own time.
 fn step_over_bare_graph(c: &mut Criterion) {
     let file = std::env::var("DLLM_BENCH_MODEL").ok();
-    let models = [Some(("tiny".to_owned(), ModelSource::Embedded)), file.map(|f| (f.clone(), ModelSource::Path(f.into())))];
+    let models =
+        [Some(("tiny".to_owned(), ModelSource::Embedded)), file.map(|f| (f.clone(), ModelSource::Path(f.into())))];
     for (name, model) in models.into_iter().flatten() {
-        let params = EngineParams { model, context: 512, device: std::env::var("DLLM_BENCH_DEVICE").ok(), ..EngineParams::default() };
+        let params = EngineParams {
+            model,
+            context: 512,
+            device: std::env::var("DLLM_BENCH_DEVICE").ok(),
+            ..EngineParams::default()
+        };
         let network = Engine::open(&params.model).and_then(|file| Network::load(file, &params, &mut |_, _| {}));
         let mut network = match network {
             Ok(network) => network,
@@ -61,7 +78,8 @@ fn step_over_bare_graph(c: &mut Criterion) {
         group.sample_size(20);
         group.bench_function(format!("{name}, engine"), |b| {
             b.iter(|| {
-                let lane = DenoiseLane { lane: 0, canvas: &canvas, temperature: 0.8, uniform: &uniform, self_condition: true };
+                let lane =
+                    DenoiseLane { lane: 0, canvas: &canvas, temperature: 0.8, uniform: &uniform, self_condition: true };
                 let _ = black_box(network.denoise(&[lane], &mut out));
             });
         });

@@ -17,7 +17,12 @@ const CANVAS: usize = 256;
 fn loop_overhead(c: &mut Criterion) {
     const STEPS: u32 = 16;
     let shape = Shape { vocab: VOCAB, canvas: CANVAS, context: 4096, lanes: 1 };
-    let settings = DenoiseSettings { max_steps: STEPS, stability_threshold: None, confidence_threshold: None, ..DenoiseSettings::default() };
+    let settings = DenoiseSettings {
+        max_steps: STEPS,
+        stability_threshold: None,
+        confidence_threshold: None,
+        ..DenoiseSettings::default()
+    };
     let mut group = c.benchmark_group("loop");
     group.throughput(Throughput::Elements(u64::from(STEPS)));
     group.bench_function("16 steps, scripted forward", |b| {
@@ -43,7 +48,11 @@ fn loop_overhead(c: &mut Criterion) {
 /// The CPU twin of the sampler: one row of logits to argmax, draw and entropy.
 fn sampler_rows(c: &mut Criterion) {
     let rows: Vec<Vec<f32>> = (0..8_u64)
-        .map(|r| (0..VOCAB as u64).map(|i| (((i * 2_654_435_761 + r * 977) % 65_536) as f32 / 65_536.0 - 0.5) * 40.0).collect())
+        .map(|r| {
+            (0..VOCAB as u64)
+                .map(|i| (((i * 2_654_435_761 + r * 977) % 65_536) as f32 / 65_536.0 - 0.5) * 40.0)
+                .collect()
+        })
         .collect();
     let mut group = c.benchmark_group("position_stats");
     group.throughput(Throughput::Bytes((VOCAB * 4) as u64));
@@ -65,7 +74,9 @@ fn tokenizer(c: &mut Criterion) {
     let ids = engine.vocab().tokenize(&text, false).unwrap_or_default();
     let mut group = c.benchmark_group("tokenizer");
     group.throughput(Throughput::Bytes(text.len() as u64));
-    group.bench_function("tokenize 4.7 KB", |b| b.iter(|| black_box(engine.vocab().tokenize(&text, false).map(|t| t.len()))));
+    group.bench_function("tokenize 4.7 KB", |b| {
+        b.iter(|| black_box(engine.vocab().tokenize(&text, false).map(|t| t.len())))
+    });
     group.bench_function("detokenize 4.7 KB", |b| b.iter(|| black_box(engine.vocab().detokenize(&ids, false).len())));
     group.finish();
 }

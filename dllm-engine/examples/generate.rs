@@ -10,6 +10,9 @@ fn main() -> Result<()> {
     let answer = engine.generate(&Request::new(prompt).seed(7), &mut |_| Control::Continue)?;
     println!("{}", answer.text);
     let r = &answer.receipt;
-    println!("{} tokens, {:.0} tok/s, steps per canvas {:?}, seed {}", r.tokens, r.tokens_per_second, r.steps_per_canvas, r.seed);
+    println!(
+        "{} tokens, {:.0} tok/s, steps per canvas {:?}, seed {}",
+        r.tokens, r.tokens_per_second, r.steps_per_canvas, r.seed
+    );
     Ok(())
 }

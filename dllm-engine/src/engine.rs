@@ -206,7 +206,11 @@ impl Engine {
     ///
     /// # Errors
     /// `BadArgument`, `PromptTooLong`, `Template` for the request; `NotFinite`, `Backend` from the computation.
-    pub fn generate(&mut self, request: &Request, on_event: &mut dyn FnMut(Event<'_>) -> Control) -> Result<Completion> {
+    pub fn generate(
+        &mut self,
+        request: &Request,
+        on_event: &mut dyn FnMut(Event<'_>) -> Control,
+    ) -> Result<Completion> {
         let work = self.work(request, None)?;
         self.run_alone(work, on_event)
     }
@@ -225,7 +229,11 @@ impl Engine {
         self.run_alone(work, on_event)
     }
 
-    fn run_alone(&mut self, (work, ticket): (Work, Ticket), on_event: &mut dyn FnMut(Event<'_>) -> Control) -> Result<Completion> {
+    fn run_alone(
+        &mut self,
+        (work, ticket): (Work, Ticket),
+        on_event: &mut dyn FnMut(Event<'_>) -> Control,
+    ) -> Result<Completion> {
         let generation = self.lanes.generate(work, on_event)?;
         Ok(self.completion(ticket, generation))
     }

@@ -19,7 +19,9 @@ pub enum Error {
         why: String,
     },
     /// The prompt leaves no room in the context. Shorten it or load with a larger context.
-    #[error("the prompt has {tokens} tokens, but {fits} fit (context {context}, less one canvas of {canvas}): shorten it or load with a larger context")]
+    #[error(
+        "the prompt has {tokens} tokens, but {fits} fit (context {context}, less one canvas of {canvas}): shorten it or load with a larger context"
+    )]
     PromptTooLong {
         /// Tokens of the rendered prompt.
         tokens: usize,
@@ -69,7 +71,9 @@ pub enum Error {
         device: String,
     },
     /// The device asked for is not there.
-    #[error("there is no device {asked:?}; found: {found}. Name one of these, or build with the feature for yours (cuda, vulkan, metal)")]
+    #[error(
+        "there is no device {asked:?}; found: {found}. Name one of these, or build with the feature for yours (cuda, vulkan, metal)"
+    )]
     NoDevice {
         /// As the caller wrote it.
         asked: String,
@@ -77,7 +81,9 @@ pub enum Error {
         found: String,
     },
     /// The model computed something that is no number. The file is damaged or the backend is wrong.
-    #[error("the model's output is not a number at step {step}, position {position} ({what}): check the file with `dllm inspect`, or try another device")]
+    #[error(
+        "the model's output is not a number at step {step}, position {position} ({what}): check the file with `dllm inspect`, or try another device"
+    )]
     NotFinite {
         /// Which quantity.
         what: &'static str,

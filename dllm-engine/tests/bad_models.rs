@@ -70,7 +70,10 @@ fn missing_key_is_named() {
 
 #[test]
 fn missing_tensor_is_named() {
-    assert_says(&refusal(|b| replace(b, "blk.1.attn_q.weight", "blk.1.attn_z.weight")), &["blk.1.attn_q.weight", "missing"]);
+    assert_says(
+        &refusal(|b| replace(b, "blk.1.attn_q.weight", "blk.1.attn_z.weight")),
+        &["blk.1.attn_q.weight", "missing"],
+    );
 }
 
 #[test]

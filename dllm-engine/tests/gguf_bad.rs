@@ -229,7 +229,7 @@ fn unreadable_and_special_files() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("locked.gguf");
     fs::write(&path, GgufFile::sample().bytes()).expect("write");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0)).expect("chmod");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).expect("chmod");
     if fs::File::open(&path).is_ok() {
         eprintln!("skipped: this user may read everything");
         return;

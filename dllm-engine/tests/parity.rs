@@ -29,10 +29,22 @@ fn covers(checks: &[Check], parts: &[&str]) {
 }
 
 const ALL: &[&str] = &[
-    "tokens of", "cache, pieces 1, lanes 1 k", "cache, pieces all, lanes 5 v", "dec0, pieces 7", "dec1, pieces all, lanes 2 logits",
-    "routing", "routing weights", "input", "teacher-forced", "sampler entropy", "sampler accepted", "alone argmax, lanes 1",
-    "alone accepted, lanes 5", "final tokens, lanes 2",
-    "dec1.h.", "pieces 64",
+    "tokens of",
+    "cache, pieces 1, lanes 1 k",
+    "cache, pieces all, lanes 5 v",
+    "dec0, pieces 7",
+    "dec1, pieces all, lanes 2 logits",
+    "routing",
+    "routing weights",
+    "input",
+    "teacher-forced",
+    "sampler entropy",
+    "sampler accepted",
+    "alone argmax, lanes 1",
+    "alone accepted, lanes 5",
+    "final tokens, lanes 2",
+    "dec1.h.",
+    "pieces 64",
 ];
 
 #[test]

@@ -25,8 +25,12 @@ fn exact(model: ModelSource, level: Level) -> usize {
     let mut params = EngineParams::default();
     (params.model, params.level, params.lanes, params.context, params.threads) = (model, level, 4, 1024, 1);
     let mut engine = Engine::load(params).unwrap();
-    let requests: Vec<_> =
-        eval.prompts.iter().enumerate().map(|(i, p)| Request::new(p.prompt.as_str()).max_tokens(256).seed(i as u64)).collect();
+    let requests: Vec<_> = eval
+        .prompts
+        .iter()
+        .enumerate()
+        .map(|(i, p)| Request::new(p.prompt.as_str()).max_tokens(256).seed(i as u64))
+        .collect();
     assert_eq!(requests.len(), 200);
     let answers = engine.generate_all(&requests, &mut |_, _| Control::Continue);
     let mut wrong = Vec::new();

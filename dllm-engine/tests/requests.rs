@@ -77,7 +77,8 @@ fn special_token_text_in_a_message_stays_text() {
 fn the_same_seed_gives_the_same_answer_alone_and_beside_others() {
     // A prompt outside of what the model knows, so that steps are many and noise matters.
     let prompts = ["zq vw 93 ##", "Count from 3 to 40.", "86 + 45 =", "Spell: garden", "!!!???"];
-    let requests: Vec<_> = prompts.iter().zip(10..).map(|(p, seed)| Request::new(*p).seed(seed).max_tokens(128)).collect();
+    let requests: Vec<_> =
+        prompts.iter().zip(10..).map(|(p, seed)| Request::new(*p).seed(seed).max_tokens(128)).collect();
     let mut alone = engine(1);
     let want: Vec<_> = requests.iter().map(|r| ask(&mut alone, r).unwrap().tokens).collect();
     let mut e = engine(3);
@@ -147,7 +148,8 @@ fn turns_read_only_what_is_new() {
     assert!(second.receipt.cached_tokens >= first.receipt.prompt_tokens - 1, "{:?}", second.receipt);
     assert_eq!(chat.messages().len(), 4);
     // The same conversation from an empty cache gives the same answer.
-    let history = Prompt::Messages(vec![Message::user("86 + 45 ="), Message::assistant("131"), Message::user("Spell: garden")]);
+    let history =
+        Prompt::Messages(vec![Message::user("86 + 45 ="), Message::assistant("131"), Message::user("Spell: garden")]);
     let mut fresh = engine(1);
     assert_eq!(ask(&mut fresh, &Request::new(history).seed(1).max_tokens(64)).unwrap().tokens, second.tokens);
 }

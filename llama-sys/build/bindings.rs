@@ -14,9 +14,11 @@ pub fn generate(vars: &Vars, tree: &Tree) -> Result<()> {
         return with_bindgen(vars, tree);
     }
     if vars.llama_cpp_dir.is_some() {
-        return Err("LLAMA_CPP_DIR needs bindings of its own headers: add the feature `bindgen` (which needs libclang, \
+        return Err(
+            "LLAMA_CPP_DIR needs bindings of its own headers: add the feature `bindgen` (which needs libclang, \
                     `apt-get install libclang-dev`)"
-            .into());
+                .into(),
+        );
     }
     let checked_in = vars.manifest_dir.join("src/bindings.rs");
     fs::copy(&checked_in, &target).map_err(|e| format!("cannot copy {}: {e}", checked_in.display()))?;

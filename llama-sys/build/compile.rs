@@ -14,9 +14,21 @@ pub struct Built {
 
 /// What a static or dynamic build switches off in llama.cpp's own CMake files.
 const OFF: &[&str] = &[
-    "LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER", "LLAMA_BUILD_TESTS",
-    "LLAMA_BUILD_APP", "LLAMA_BUILD_MTMD", "LLAMA_OPENSSL", "LLAMA_SUBPROCESS", "LLAMA_BUILD_IS_DEV",
-    "GGML_OPENMP", "GGML_CCACHE_WARNING", "GGML_CUDA_NCCL", "GGML_ALL_WARNINGS", "LLAMA_ALL_WARNINGS",
+    "LLAMA_BUILD_COMMON",
+    "LLAMA_BUILD_TOOLS",
+    "LLAMA_BUILD_EXAMPLES",
+    "LLAMA_BUILD_SERVER",
+    "LLAMA_BUILD_TESTS",
+    "LLAMA_BUILD_APP",
+    "LLAMA_BUILD_MTMD",
+    "LLAMA_OPENSSL",
+    "LLAMA_SUBPROCESS",
+    "LLAMA_BUILD_IS_DEV",
+    "GGML_OPENMP",
+    "GGML_CCACHE_WARNING",
+    "GGML_CUDA_NCCL",
+    "GGML_ALL_WARNINGS",
+    "LLAMA_ALL_WARNINGS",
 ];
 
 pub fn build(vars: &Vars, tree: &Tree) -> Result<Built> {
@@ -82,8 +94,12 @@ fn targets(vars: &Vars) -> Vec<&'static str> {
     let mut list = vec!["llama"];
     if vars.dynamic {
         list.push("ggml-cpu");
-        list.extend([(vars.cuda, "ggml-cuda"), (vars.vulkan, "ggml-vulkan"), (vars.metal, "ggml-metal")]
-            .iter().filter(|(on, _)| *on).map(|(_, name)| *name));
+        list.extend(
+            [(vars.cuda, "ggml-cuda"), (vars.vulkan, "ggml-vulkan"), (vars.metal, "ggml-metal")]
+                .iter()
+                .filter(|(on, _)| *on)
+                .map(|(_, name)| *name),
+        );
     }
     list
 }

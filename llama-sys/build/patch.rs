@@ -60,6 +60,9 @@ fn apply_hunk(file: &mut Vec<String>, hunk: &[&str], expected: isize, name: &str
             file.splice(p as usize..p as usize + old.len(), new);
             Ok(grown)
         }
-        None => Err(format!("the hunk for line {} of {name} does not fit: take the pinned llama.cpp, or refresh vendor/patches (docs/updating-llama.md)", expected + 1)),
+        None => Err(format!(
+            "the hunk for line {} of {name} does not fit: take the pinned llama.cpp, or refresh vendor/patches (docs/updating-llama.md)",
+            expected + 1
+        )),
     }
 }

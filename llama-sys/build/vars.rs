@@ -39,9 +39,11 @@ impl Vars {
     pub fn read() -> Result<Self> {
         let out_dir = PathBuf::from(required("OUT_DIR")?);
         if flag("DLLM_CPU_NATIVE")? && feature("DYNAMIC_BACKENDS") {
-            return Err("DLLM_CPU_NATIVE=1 does not go with the feature dynamic-backends, whose libraries are made for any \
+            return Err(
+                "DLLM_CPU_NATIVE=1 does not go with the feature dynamic-backends, whose libraries are made for any \
                         machine: leave one of them out"
-                .into());
+                    .into(),
+            );
         }
         // target/debug/build/llama-sys-0123/out
         let target_dir = out_dir.ancestors().nth(4).unwrap_or(&out_dir).to_owned();
@@ -106,7 +108,10 @@ impl Vars {
         roots
             .into_iter()
             .flatten()
-            .flat_map(|root| ["lib64", "lib64/stubs", "lib/x64", "targets/x86_64-linux/lib"].map(|sub| PathBuf::from(&root).join(sub)))
+            .flat_map(|root| {
+                ["lib64", "lib64/stubs", "lib/x64", "targets/x86_64-linux/lib"]
+                    .map(|sub| PathBuf::from(&root).join(sub))
+            })
             .filter(|dir| dir.is_dir())
             .collect()
     }

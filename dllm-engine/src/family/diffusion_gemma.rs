@@ -47,7 +47,8 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
     let meta = file.meta();
     let key = |name: &str| format!("{ARCH}.{name}");
     let size = |name: &str| meta.u32(&key(name)).map(|n| n as usize);
-    let size_or = |name: &str, default: usize| Ok::<_, Error>(meta.u32_opt(&key(name))?.map_or(default, |n| n as usize));
+    let size_or =
+        |name: &str, default: usize| Ok::<_, Error>(meta.u32_opt(&key(name))?.map_or(default, |n| n as usize));
     let refuse = |why: String| Error::unsupported(file.path(), why);
 
     let count = size("block_count")?;
@@ -63,10 +64,16 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
         }
     }
     let (head_full, head_sliding) = (size("attention.key_length")?, size("attention.key_length_swa")?);
-    for (k, v) in [("attention.key_length", "attention.value_length"), ("attention.key_length_swa", "attention.value_length_swa")] {
+    for (k, v) in
+        [("attention.key_length", "attention.value_length"), ("attention.key_length_swa", "attention.value_length_swa")]
+    {
         let (k_size, v_size) = (size(k)?, size(v)?);
         if k_size != v_size || k_size == 0 || k_size % 2 != 0 || k_size > 4096 {
-            return Err(refuse(format!("{} is {k_size} and {} is {v_size}: they must be equal, even and at most 4096", key(k), key(v))));
+            return Err(refuse(format!(
+                "{} is {k_size} and {} is {v_size}: they must be equal, even and at most 4096",
+                key(k),
+                key(v)
+            )));
         }
     }
     let per_layer = |name: &str| meta.per_layer_u32(&key(name), count as u32);
@@ -93,7 +100,10 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
         })
         .collect::<Vec<_>>();
     if let Some(i) = layers.iter().position(|l| l.sliding && !l.has_value) {
-        return Err(Error::file(file.path(), format!("tensor blk.{i}.attn_v.weight is missing (sliding layers need it)")));
+        return Err(Error::file(
+            file.path(),
+            format!("tensor blk.{i}.attn_v.weight is missing (sliding layers need it)"),
+        ));
     }
 
     let rope = |name: &str, head: usize, base: &str, default: f32| {
@@ -128,8 +138,10 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
     if window == 0 || ff.is_empty() || ff.iter().any(|&n| n != ff[0]) {
         return Err(refuse("a sliding window of 0 or unequal feed_forward_length entries".into()));
     }
-    let number = |name: &str, default: f32| Ok::<_, Error>(meta.f32_opt(&format!("diffusion.{name}"))?.unwrap_or(default));
-    let count_or = |name: &str, default: u32| Ok::<_, Error>(meta.u32_opt(&format!("diffusion.{name}"))?.unwrap_or(default));
+    let number =
+        |name: &str, default: f32| Ok::<_, Error>(meta.f32_opt(&format!("diffusion.{name}"))?.unwrap_or(default));
+    let count_or =
+        |name: &str, default: u32| Ok::<_, Error>(meta.u32_opt(&format!("diffusion.{name}"))?.unwrap_or(default));
     Ok(Box::new(DiffusionGemma {
         dims: Dims {
             vocab,
@@ -209,7 +221,15 @@ impl Family for DiffusionGemma {
             let vector = |name: &str, n| TensorSpec::vector(format!("blk.{i}.{name}"), n);
             let matrix = |name: &str, shape| TensorSpec::matrix(format!("blk.{i}.{name}"), shape);
             let (q, kv) = (self.heads * layer.head, layer.kv_heads * layer.head);
-            for name in ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"] {
+            for name in [
+                "attn_norm",
+                "post_attention_norm",
+                "ffn_norm",
+                "post_ffw_norm",
+                "post_ffw_norm_1",
+                "pre_ffw_norm_2",
+                "post_ffw_norm_2",
+            ] {
                 list.push(vector(&format!("{name}.weight"), h));
             }
             list.extend([
@@ -326,7 +346,12 @@ impl DiffusionGemma {
         let attended = pass.attention(&self.attention(i), norm("attn_norm.weight", h));
         let r = cx.add(h, norm("post_attention_norm.weight", attended)); // [H, rows]
 
-        let dense = pass.gated(&name("ffn_gate.weight"), &name("ffn_up.weight"), &name("ffn_down.weight"), norm("ffn_norm.weight", r));
+        let dense = pass.gated(
+            &name("ffn_gate.weight"),
+            &name("ffn_up.weight"),
+            &name("ffn_down.weight"),
+            norm("ffn_norm.weight", r),
+        );
         let dense = norm("post_ffw_norm_1.weight", dense);
 
         // The router reads the raw residual, not a branch's normed input.

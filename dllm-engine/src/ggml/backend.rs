@@ -87,7 +87,8 @@ impl Device {
         // SAFETY: as above.
         match unsafe { sys::ggml_backend_dev_type(self.0.as_ptr()) } {
             sys::ggml_backend_dev_type_GGML_BACKEND_DEVICE_TYPE_CPU => DeviceKind::Cpu,
-            sys::ggml_backend_dev_type_GGML_BACKEND_DEVICE_TYPE_GPU | sys::ggml_backend_dev_type_GGML_BACKEND_DEVICE_TYPE_IGPU => DeviceKind::Gpu,
+            sys::ggml_backend_dev_type_GGML_BACKEND_DEVICE_TYPE_GPU
+            | sys::ggml_backend_dev_type_GGML_BACKEND_DEVICE_TYPE_IGPU => DeviceKind::Gpu,
             _ => DeviceKind::Accelerator,
         }
     }
@@ -166,11 +167,9 @@ impl Backend {
             // SAFETY: the backend is open.
             unsafe { set(self.raw.as_ptr(), count) };
         }
-        let (Some(new), Some(free), Some(set)) = (
-            find(c"ggml_threadpool_new"),
-            find(c"ggml_threadpool_free"),
-            find(c"ggml_backend_cpu_set_threadpool"),
-        ) else {
+        let (Some(new), Some(free), Some(set)) =
+            (find(c"ggml_threadpool_new"), find(c"ggml_threadpool_free"), find(c"ggml_backend_cpu_set_threadpool"))
+        else {
             return;
         };
         // SAFETY: the registry promises these signatures under these names.

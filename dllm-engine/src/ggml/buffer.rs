@@ -57,7 +57,8 @@ impl Buffer {
     /// Gives a tensor its place (`ggml_backend_tensor_alloc`).
     pub fn place(&self, tensor: Tensor<'_>, address: *const u8) -> Result<()> {
         // SAFETY: the caller passes an address inside the memory that this buffer was made over.
-        let status = unsafe { sys::ggml_backend_tensor_alloc(self.0.as_ptr(), tensor.raw(), address.cast_mut().cast()) };
+        let status =
+            unsafe { sys::ggml_backend_tensor_alloc(self.0.as_ptr(), tensor.raw(), address.cast_mut().cast()) };
         match status {
             sys::ggml_status_GGML_STATUS_SUCCESS => Ok(()),
             _ => Err(Error::Backend(format!("tensor {} could not be placed", tensor.name()))),
@@ -67,7 +68,12 @@ impl Buffer {
     /// Marks the buffer as weights, which schedulers may prefer to run ops near (`ggml_backend_buffer_set_usage`).
     pub fn mark_as_weights(&self) {
         // SAFETY: the buffer is alive.
-        unsafe { sys::ggml_backend_buffer_set_usage(self.0.as_ptr(), sys::ggml_backend_buffer_usage_GGML_BACKEND_BUFFER_USAGE_WEIGHTS) };
+        unsafe {
+            sys::ggml_backend_buffer_set_usage(
+                self.0.as_ptr(),
+                sys::ggml_backend_buffer_usage_GGML_BACKEND_BUFFER_USAGE_WEIGHTS,
+            )
+        };
     }
 }
 

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use llama_sys as sys;
 
 use crate::error::{Error, Result};
-use crate::ggml::{Handle, Tensor, GgmlType};
+use crate::ggml::{GgmlType, Handle, Tensor};
 
 /// Descriptions of tensors and graphs. Their data lies in `Buffer`s or with an `Allocator`.
 #[derive(Debug)]
@@ -40,8 +40,11 @@ impl Context {
             // SAFETY: pure arithmetic.
             n => unsafe { sys::ggml_graph_overhead_custom(n, false) },
         };
-        let params =
-            sys::ggml_init_params { mem_size: overhead * tensors + graph, mem_buffer: std::ptr::null_mut(), no_alloc: true };
+        let params = sys::ggml_init_params {
+            mem_size: overhead * tensors + graph,
+            mem_buffer: std::ptr::null_mut(),
+            no_alloc: true,
+        };
         // SAFETY: valid parameters.
         let raw = NonNull::new(unsafe { sys::ggml_init(params) })
             .ok_or_else(|| Error::Backend(format!("no memory for a context of {tensors} tensors")))?;
@@ -179,24 +182,47 @@ impl Context {
 
     /// NEOX rotation (pairs i, i + dims/2) of [d, heads, n] at positions I32 [n] (`ggml_rope_ext`). `factors` divides the
     /// frequency of each pair.
-    pub fn rope<'c>(&'c self, a: Tensor<'c>, positions: Tensor<'c>, factors: Option<Tensor<'c>>, rope: Rope) -> Tensor<'c> {
+    pub fn rope<'c>(
+        &'c self,
+        a: Tensor<'c>,
+        positions: Tensor<'c>,
+        factors: Option<Tensor<'c>>,
+        rope: Rope,
+    ) -> Tensor<'c> {
         let factors = factors.map_or(std::ptr::null_mut(), Tensor::raw);
         // SAFETY: as above; positions has one entry per token.
         self.node(|cx| unsafe {
             sys::ggml_rope_ext(
-                cx, a.raw(), positions.raw(), factors, rope.dims as i32, sys::GGML_ROPE_TYPE_NEOX as i32, 0, rope.base, 1.0,
-                0.0, 1.0, 0.0, 0.0,
+                cx,
+                a.raw(),
+                positions.raw(),
+                factors,
+                rope.dims as i32,
+                sys::GGML_ROPE_TYPE_NEOX as i32,
+                0,
+                rope.base,
+                1.0,
+                0.0,
+                1.0,
+                0.0,
+                0.0,
             )
         })
     }
 
     /// softmax(q k^T * scale + mask) v (`ggml_flash_attn_ext`): q [d, n, heads, lanes], k and v [d, keys, kv heads, lanes],
     /// mask F16 [keys, n, 1, lanes] -> [d, heads, n, lanes].
-    pub fn attention<'c>(&'c self, q: Tensor<'c>, k: Tensor<'c>, v: Tensor<'c>, mask: Tensor<'c>, scale: f32) -> Tensor<'c> {
+    pub fn attention<'c>(
+        &'c self,
+        q: Tensor<'c>,
+        k: Tensor<'c>,
+        v: Tensor<'c>,
+        mask: Tensor<'c>,
+        scale: f32,
+    ) -> Tensor<'c> {
         self.node(|cx| {
             // SAFETY: as above.
-            let out =
-                unsafe { sys::ggml_flash_attn_ext(cx, q.raw(), k.raw(), v.raw(), mask.raw(), scale, 0.0, 0.0) };
+            let out = unsafe { sys::ggml_flash_attn_ext(cx, q.raw(), k.raw(), v.raw(), mask.raw(), scale, 0.0, 0.0) };
             // SAFETY: out was just made; sums of products in F32 whatever the keys' type.
             unsafe { sys::ggml_prec_set_acc(out, sys::ggml_prec_GGML_PREC_F32) };
             out
@@ -248,7 +274,17 @@ impl Context {
         // SAFETY: at most 10 live arguments (checked by the caller), a function and userdata that outlive the graph.
         self.node(|cx| unsafe {
             sys::ggml_custom_4d(
-                cx, ty.id() as sys::ggml_type, n[0], n[1], n[2], n[3], args.as_mut_ptr(), args.len() as i32, fun, sys::GGML_N_TASKS_MAX, userdata,
+                cx,
+                ty.id() as sys::ggml_type,
+                n[0],
+                n[1],
+                n[2],
+                n[3],
+                args.as_mut_ptr(),
+                args.len() as i32,
+                fun,
+                sys::GGML_N_TASKS_MAX,
+                userdata,
             )
         })
     }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use llama_sys as sys;
 
 use crate::error::{Error, Result};
-use crate::ggml::{Context, Device, Tensor, GgmlType};
+use crate::ggml::{Context, Device, GgmlType, Tensor};
 
 /// The CPU side of a custom node (decision D4): computes part `ith` of `nth` of `dst` from `dst.src`.
 pub(crate) trait NodeOp: Send + Sync {

@@ -24,7 +24,8 @@ impl NodeOp for ExactGeglu {
         for i in share(n1 * n2 * n3, ith, nth) {
             let (i1, i2, i3) = (i % n1, i / n1 % n2, i / n1 / n2);
             // SAFETY: F32 tensors of the destination's shape; each row belongs to one thread.
-            let (out, g, u) = unsafe { (row_mut::<f32>(dst, i1, i2, i3), row::<f32>(gate, i1, i2, i3), row::<f32>(up, i1, i2, i3)) };
+            let (out, g, u) =
+                unsafe { (row_mut::<f32>(dst, i1, i2, i3), row::<f32>(gate, i1, i2, i3), row::<f32>(up, i1, i2, i3)) };
             for ((out, g), u) in out.iter_mut().zip(g).zip(u) {
                 *out = gelu(*g) * u;
             }
@@ -39,7 +40,9 @@ mod tests {
     #[test]
     fn gelu_is_the_tanh_form() {
         // Values of the formula in double precision.
-        for (x, y) in [(0.0, 0.0), (1.0, 0.841_191_990), (-1.0, -0.158_808_010), (3.0, 2.996_362_60), (-3.0, -0.003_637_39)] {
+        for (x, y) in
+            [(0.0, 0.0), (1.0, 0.841_191_990), (-1.0, -0.158_808_010), (3.0, 2.996_362_60), (-3.0, -0.003_637_39)]
+        {
             assert!((f64::from(gelu(x)) - y).abs() < 1e-6, "gelu({x}) = {}", gelu(x));
         }
     }

@@ -40,9 +40,8 @@ pub(super) fn scaled(logit: f32, softcap: Option<f32>, temperature: f32) -> f32 
 impl NodeOp for PositionStats {
     unsafe fn compute(&self, dst: &ggml_tensor, ith: usize, nth: usize) {
         // SAFETY: the node was made with three sources of these types.
-        let (logits, temperature, uniform) = unsafe {
-            (source(dst, 0), row::<f32>(source(dst, 1), 0, 0, 0), row::<f32>(source(dst, 2), 0, 0, 0))
-        };
+        let (logits, temperature, uniform) =
+            unsafe { (source(dst, 0), row::<f32>(source(dst, 1), 0, 0, 0), row::<f32>(source(dst, 2), 0, 0, 0)) };
         for i in share(dst.ne[1] as usize, ith, nth) {
             // SAFETY: i is below the row count; each row belongs to one thread.
             let (out, logits) = unsafe { (row_mut::<u32>(dst, i, 0, 0), row::<f32>(logits, i, 0, 0)) };

@@ -5,7 +5,7 @@
 //! keep a ring: position p in slot p mod ring. The ring holds the window, and behind it one canvas or one prefill chunk.
 
 use crate::error::{Error, Result};
-use crate::ggml::{Buffer, Context, Device, Handle, Tensor, GgmlType, row_bytes};
+use crate::ggml::{Buffer, Context, Device, GgmlType, Handle, Tensor, row_bytes};
 use crate::model::layers::Attention;
 
 /// What a family says of one layer's cache.
@@ -71,12 +71,19 @@ impl Cache {
             .enumerate()
             .map(|(i, layer)| {
                 let row = layer.head * layer.kv_heads;
-                if !row.is_multiple_of(size.ty.block_size() as usize) || !layer.head.is_multiple_of(size.ty.block_size() as usize) {
-                    return Err(Error::argument("kv", format!("{} blocks do not divide a head of {}", size.ty.name(), layer.head)));
+                if !row.is_multiple_of(size.ty.block_size() as usize)
+                    || !layer.head.is_multiple_of(size.ty.block_size() as usize)
+                {
+                    return Err(Error::argument(
+                        "kv",
+                        format!("{} blocks do not divide a head of {}", size.ty.name(), layer.head),
+                    ));
                 }
                 let ring = layer.window.is_some();
                 let rows = slots[usize::from(ring)] * size.lanes + 1;
-                let make = |what| context.named(context.new_tensor(size.ty, &[row, rows]), &format!("cache_{what}.{i}")).handle();
+                let make = |what| {
+                    context.named(context.new_tensor(size.ty, &[row, rows]), &format!("cache_{what}.{i}")).handle()
+                };
                 Ok(Layer { key: make("k"), value: make("v"), ring })
             })
             .collect::<Result<_>>()?;
@@ -110,7 +117,15 @@ impl Cache {
     }
 
     /// The first `keys` slots of some lanes as attention wants them, [d, keys, kv heads, lanes].
-    pub fn window<'c>(&self, cx: &'c Context, t: Tensor<'c>, a: &Attention, lane: usize, lanes: usize, keys: usize) -> Tensor<'c> {
+    pub fn window<'c>(
+        &self,
+        cx: &'c Context,
+        t: Tensor<'c>,
+        a: &Attention,
+        lane: usize,
+        lanes: usize,
+        keys: usize,
+    ) -> Tensor<'c> {
         let slots = self.slots[usize::from(self.layers[a.layer].ring)];
         let row = t.strides()[1];
         cx.view(t, [a.head, keys, a.kv_heads, lanes], [row, row_bytes(t.ty(), a.head), slots * row], lane * slots * row)
@@ -200,7 +215,10 @@ mod tests {
     use super::*;
 
     fn cache(context: usize, window: usize, canvas: usize, chunk: usize) -> Cache {
-        let layers = [CacheLayer { head: 4, kv_heads: 1, window: Some(window) }, CacheLayer { head: 4, kv_heads: 1, window: None }];
+        let layers = [
+            CacheLayer { head: 4, kv_heads: 1, window: Some(window) },
+            CacheLayer { head: 4, kv_heads: 1, window: None },
+        ];
         let size = CacheSize { context, lanes: 2, canvas, chunk, padding: 8, ty: GgmlType::F32 };
         Cache::new(&layers, size).unwrap()
     }

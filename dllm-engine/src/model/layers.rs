@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use crate::ggml::{Context, Graph, Handle, OpKey, Rope, Tensor, GgmlType};
+use crate::ggml::{Context, GgmlType, Graph, Handle, OpKey, Rope, Tensor};
 use crate::model::cache::Cache;
 use crate::model::weights::Weights;
 
@@ -148,7 +148,12 @@ impl<'c> Pass<'c> {
             let both = product("ffn_gate_up_exps.weight", x); // [2 width, used, rows]
             let strides = both.strides();
             let half = |at: usize| {
-                cx.view(both, [e.width, e.used, rows, 1], [strides[1], strides[2], strides[3]], at * e.width * strides[0])
+                cx.view(
+                    both,
+                    [e.width, e.used, rows, 1],
+                    [strides[1], strides[2], strides[3]],
+                    at * e.width * strides[0],
+                )
             };
             (half(0), half(1))
         } else {

@@ -1,8 +1,12 @@
 //! Networks: the seam to the denoising loop, and the building blocks that families share.
 
 mod cache;
+mod compile;
+mod config;
 mod forward;
 mod inputs;
+#[cfg(feature = "cli")]
+mod inspect;
 mod layers;
 mod network;
 mod plan;

@@ -84,7 +84,10 @@ impl Weights {
                 if spec.required {
                     return Err(Error::file(
                         weights.file.path(),
-                        format!("tensor {} is missing: the file is incomplete, or made by another converter", spec.name),
+                        format!(
+                            "tensor {} is missing: the file is incomplete, or made by another converter",
+                            spec.name
+                        ),
                     ));
                 }
                 continue;
@@ -196,12 +199,18 @@ fn check(file: &Gguf, spec: &TensorSpec, info: &TensorInfo) -> Result<()> {
     if info.shape != wanted {
         return Err(Error::file(
             file.path(),
-            format!("tensor {} has shape {:?}, but the file's hyper-parameters need {:?}", info.name, info.shape, wanted),
+            format!(
+                "tensor {} has shape {:?}, but the file's hyper-parameters need {:?}",
+                info.name, info.shape, wanted
+            ),
         ));
     }
     let float = [GgmlType::F32, GgmlType::F16, GgmlType::BF16].contains(&info.ty);
     if spec.vector && !float {
-        return Err(Error::file(file.path(), format!("tensor {} is {}: expected F32, F16 or BF16", info.name, info.ty.name())));
+        return Err(Error::file(
+            file.path(),
+            format!("tensor {} is {}: expected F32, F16 or BF16", info.name, info.ty.name()),
+        ));
     }
     // A matrix may be quantized, but not of integers or doubles: ggml would abort.
     if !float && info.ty.block_size() == 1 {

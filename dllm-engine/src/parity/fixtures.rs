@@ -107,13 +107,15 @@ impl Fixtures {
         let arrays = dir.join("fixtures.safetensors");
         let bytes = read(&arrays)?;
         // The index once: it is long, and hundreds of arrays are looked up.
-        let views = SafeTensors::deserialize(&bytes).map_err(|e| Error::file(&arrays, format!("not a safetensors file: {e}")))?;
+        let views = SafeTensors::deserialize(&bytes)
+            .map_err(|e| Error::file(&arrays, format!("not a safetensors file: {e}")))?;
         let start = bytes.as_ptr().addr();
         let arrays = views
             .iter()
             .map(|(name, view)| {
                 let at = view.data().as_ptr().addr() - start;
-                let entry = Entry { dtype: view.dtype(), shape: view.shape().to_vec(), bytes: at..at + view.data().len() };
+                let entry =
+                    Entry { dtype: view.dtype(), shape: view.shape().to_vec(), bytes: at..at + view.data().len() };
                 (name.to_owned(), entry)
             })
             .collect();

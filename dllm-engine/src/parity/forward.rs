@@ -15,7 +15,9 @@ pub const LANES: [(usize, usize); 3] = [(1, 0), (2, 1), (5, 3)];
 /// Prefills `tokens` into `lane` in pieces, from an empty cache.
 pub fn prefill(network: &mut Network, lane: usize, tokens: &[u32], piece: usize) -> Result<()> {
     network.truncate(lane, 0);
-    tokens.chunks(piece.min(tokens.len()).max(1)).try_for_each(|tokens| network.prefill(&[PrefillLane { lane, tokens }]))
+    tokens
+        .chunks(piece.min(tokens.len()).max(1))
+        .try_for_each(|tokens| network.prefill(&[PrefillLane { lane, tokens }]))
 }
 
 /// A deterministic other prompt and canvas for the neighbours.
@@ -83,7 +85,13 @@ fn capped_logits(network: &Network, lane: usize) -> Vec<f32> {
 }
 
 /// `fwd.*`: encoder K/V per layer, decoder input, routing and logits without and with self-conditioning.
-pub fn forward_cases(network: &mut Network, fixtures: &Fixtures, limits: &Limits, lanes: (usize, usize), report: &mut Report<'_>) -> Result<()> {
+pub fn forward_cases(
+    network: &mut Network,
+    fixtures: &Fixtures,
+    limits: &Limits,
+    lanes: (usize, usize),
+    report: &mut Report<'_>,
+) -> Result<()> {
     let (lanes, lane) = lanes;
     for (case, settings) in &fixtures.forward {
         let key = |name: &str| format!("fwd.{case}.{name}");
@@ -105,7 +113,12 @@ pub fn forward_cases(network: &mut Network, fixtures: &Fixtures, limits: &Limits
             if fixtures.debug_case.as_deref() == Some(case) && piece == usize::MAX {
                 for i in (0..).take_while(|i| fixtures.has(&key(&format!("dec1.h.{i}")))) {
                     let want = fixtures.f32(&key(&format!("dec1.h.{i}")))?.values;
-                    report.close(label(&format!("dec1.h.{i}")), &tapped(network, &format!("residual.{i}"), lane), &want, limits.residual);
+                    report.close(
+                        label(&format!("dec1.h.{i}")),
+                        &tapped(network, &format!("residual.{i}"), lane),
+                        &want,
+                        limits.residual,
+                    );
                 }
             }
         }
@@ -154,7 +167,12 @@ fn check_step(
     let embed = tapped(network, "decoder_input", lane);
     report.close(format!("{label} input"), &embed, &fixtures.f32(&key("embed"))?.values, limits.input);
     let array = if limits.gelu16 { "logits_gelu16" } else { "logits" };
-    report.close(format!("{label} logits"), &capped_logits(network, lane), &fixtures.f32(&key(array))?.values, limits.logits);
+    report.close(
+        format!("{label} logits"),
+        &capped_logits(network, lane),
+        &fixtures.f32(&key(array))?.values,
+        limits.logits,
+    );
     let (mut got, mut want, mut got_w, mut want_w) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for layer in (0..).take_while(|i| fixtures.has(&key(&format!("route.{i}")))) {
         got.extend(words(network, &format!("route.{layer}"), lane));
@@ -170,7 +188,12 @@ fn check_step(
 }
 
 /// Every recorded step of every generation, with the reference's canvas and the reference's previous logits.
-pub fn teacher_forced(network: &mut Network, fixtures: &Fixtures, limits: &Limits, report: &mut Report<'_>) -> Result<()> {
+pub fn teacher_forced(
+    network: &mut Network,
+    fixtures: &Fixtures,
+    limits: &Limits,
+    report: &mut Report<'_>,
+) -> Result<()> {
     let canvas_len = network.shape().canvas;
     for case in &fixtures.generations {
         let sequence = fixtures.tokens(&format!("gen.{}.sequence", case.name))?.values;

@@ -38,10 +38,12 @@ pub fn sampler_alone(fixtures: &Fixtures, report: &mut Report<'_>) -> Result<()>
             let (logits, u) = (fixtures.f32(&key("logits"))?, fixtures.f32(&key("u"))?);
             let (input, renoise) = (fixtures.tokens(&key("canvas_in"))?, fixtures.tokens(&key("renoise"))?);
             let width = logits.shape[2];
-            let (mut entropy, mut drawn, mut argmax, mut accepted, mut output) = (vec![], vec![], vec![], vec![], vec![]);
+            let (mut entropy, mut drawn, mut argmax, mut accepted, mut output) =
+                (vec![], vec![], vec![], vec![], vec![]);
             for (n, record) in canvas.steps.iter().enumerate() {
                 let rows = logits.at(n).chunks_exact(width).zip(u.at(n));
-                let positions: Vec<Position> = rows.map(|(row, &u)| position_stats(row, None, record.temperature, u)).collect();
+                let positions: Vec<Position> =
+                    rows.map(|(row, &u)| position_stats(row, None, record.temperature, u)).collect();
                 let fixed = vec![false; positions.len()];
                 let view = StepView {
                     steps_left: settings.max_steps - n as u32,

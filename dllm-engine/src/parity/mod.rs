@@ -48,14 +48,30 @@ pub struct ParityParams {
 }
 
 fn limits(level: Level, file: &Gguf, nano: bool) -> Limits {
-    let exact = Limits { cache: 1e-4, input: 1e-4, residual: 5e-4, logits: 2e-4, forced: 2e-4, route_weight: 1e-4, gelu16: false };
+    let exact = Limits {
+        cache: 1e-4,
+        input: 1e-4,
+        residual: 5e-4,
+        logits: 2e-4,
+        forced: 2e-4,
+        route_weight: 1e-4,
+        gelu16: false,
+    };
     let half = file.main_type().is_some_and(|ty| ty != crate::ggml::GgmlType::F32);
     match level {
         Level::Reference if half => Limits { logits: 1e-3, forced: 1e-3, ..exact },
         Level::Reference => exact,
         // ggml's half-precision GELU: compared with what it is expected to give, except for teacher-forced steps, which
         // are recorded with the exact form only.
-        _ => Limits { cache: 2e-2, input: 2e-2, residual: 5e-2, logits: if nano { 5e-3 } else { 1e-2 }, forced: 1e-1, route_weight: 1e-2, gelu16: true },
+        _ => Limits {
+            cache: 2e-2,
+            input: 2e-2,
+            residual: 5e-2,
+            logits: if nano { 5e-3 } else { 1e-2 },
+            forced: 1e-1,
+            route_weight: 1e-2,
+            gelu16: true,
+        },
     }
 }
 
@@ -118,7 +134,8 @@ fn tokens(fixtures: &Fixtures, file: &Gguf, report: &mut Report<'_>) -> Result<(
     }
     let path = fixtures.dir.join("tokenizer_cases.json");
     let bytes = std::fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
-    let cases: Cases = serde_json::from_slice(&bytes).map_err(|e| Error::file(&path, format!("not tokenizer cases: {e}")))?;
+    let cases: Cases =
+        serde_json::from_slice(&bytes).map_err(|e| Error::file(&path, format!("not tokenizer cases: {e}")))?;
     let family = crate::family::load(file)?;
     let vocab = crate::engine::load_vocab(file, family.vocab_architecture())?;
     for case in &cases.cases {

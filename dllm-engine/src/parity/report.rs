@@ -24,7 +24,11 @@ impl Check {
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = if self.passed() { "ok  " } else { "MISS" };
-        write!(f, "{verdict} {:<58} error {:>9.2e}  limit {:>8.1e}  n {}", self.name, self.error, self.limit, self.compared)
+        write!(
+            f,
+            "{verdict} {:<58} error {:>9.2e}  limit {:>8.1e}  n {}",
+            self.name, self.error, self.limit, self.compared
+        )
     }
 }
 
@@ -62,9 +66,10 @@ impl<'s> Report<'s> {
 }
 
 fn largest_difference(got: &[f32], want: &[f32]) -> f64 {
-    got.iter().zip(want).map(|(a, b)| f64::from(a - b).abs()).fold(0.0, |worst, d| {
-        if d.is_nan() || d > worst { if d.is_nan() { f64::INFINITY } else { d } } else { worst }
-    })
+    got.iter()
+        .zip(want)
+        .map(|(a, b)| f64::from(a - b).abs())
+        .fold(0.0, |worst, d| if d.is_nan() || d > worst { if d.is_nan() { f64::INFINITY } else { d } } else { worst })
 }
 
 #[cfg(test)]

@@ -156,7 +156,7 @@ fn a_model_that_may_not_be_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("secret.gguf");
     std::fs::copy(fixtures("nano").join("model.gguf"), &path).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
     let ran = run([OsStr::new("plan"), path.as_os_str()]);
     // The superuser may read everything.
     if std::fs::File::open(&path).is_ok() {

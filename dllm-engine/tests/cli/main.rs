@@ -2,7 +2,6 @@
 
 mod bad_input;
 #[path = "../common/gguf.rs"]
-#[allow(dead_code)] // other test programs use the rest
 mod gguf;
 mod results;
 #[cfg(unix)]

@@ -55,7 +55,7 @@ fn ctrl_c_gives_json_its_end() {
     assert_eq!(ran.code, Some(130), "{}", ran.err);
     let value: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(value["finish_reason"], "cancelled");
-    assert_eq!(value["receipt"]["steps_per_canvas"].as_array().unwrap().len() > 0, true);
+    assert!(!value["receipt"]["steps_per_canvas"].as_array().unwrap().is_empty());
 }
 
 #[test]

@@ -119,15 +119,16 @@ pub struct LoadArgs {
 
 impl LoadArgs {
     pub fn params(&self, model: &Option<PathBuf>, lanes: usize) -> EngineParams {
-        let mut params = EngineParams::default();
-        params.model = source(model);
-        params.device = self.device.clone();
-        params.context = self.ctx;
-        params.level = self.level.into();
-        params.kv = self.kv.into();
-        params.threads = self.threads;
-        params.lanes = lanes;
-        params
+        EngineParams {
+            model: source(model),
+            device: self.device.clone(),
+            context: self.ctx,
+            level: self.level.into(),
+            kv: self.kv.into(),
+            threads: self.threads,
+            lanes,
+            ..EngineParams::default()
+        }
     }
 }
 

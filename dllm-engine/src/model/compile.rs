@@ -1,0 +1,141 @@
+//! Builds the graphs of passes, and measures them without memory.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::family::Family;
+use crate::ggml::{Allocator, Buffer, Context, DeviceKind, GgmlType, Graph, Handle};
+use crate::gguf::Gguf;
+use crate::kernels::{ExactGeglu, PositionStats, SoftEmbed, WORDS};
+use crate::model::cache::Cache;
+use crate::model::config::Config;
+use crate::model::inputs::{InputTensors, PassKey};
+use crate::model::layers::{Inputs, Pass};
+use crate::model::plan::{MemoryPlan, free_memory};
+use crate::model::weights::Weights;
+use crate::params::Level;
+
+/// A graph with its inputs and what to read from it.
+pub(super) struct Compiled {
+    pub(super) key: PassKey,
+    pub(super) stats: Option<Handle>,
+    pub(super) taps: Vec<(String, Handle)>,
+    pub(super) inputs: InputTensors,
+    pub(super) graph: Graph,
+}
+
+/// State that outlives a step: the soft embedding of every lane's last step, F32 [H, canvas * lanes].
+pub(super) struct State {
+    pub(super) soft: Handle,
+    pub(super) buffer: Option<Buffer>,
+    pub(super) context: Context,
+}
+
+impl State {
+    pub(super) fn new(config: &Config) -> Result<Self> {
+        let context = Context::new(1, 0)?;
+        let soft = context.new_tensor(GgmlType::F32, &[config.embed, config.shape.canvas * config.shape.lanes]);
+        let soft = context.named(soft, "soft_embedding").handle();
+        Ok(Self { soft, buffer: None, context })
+    }
+}
+
+/// What a pass's graph refers to.
+pub(super) struct Parts<'p> {
+    pub(super) family: &'p dyn Family,
+    pub(super) config: &'p Config,
+    pub(super) weights: &'p Weights,
+    pub(super) cache: &'p Cache,
+    pub(super) state: &'p State,
+}
+
+/// Builds the graph of a pass. Everything it refers to must outlive it.
+pub(super) fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tapping: bool) -> Result<Compiled> {
+    let &Parts { family, config, weights, cache, state } = parts;
+    let mut graph = Graph::new(family.graph_size())?;
+    let softcap = family.dims().softcap;
+    // Only ggml's CPU backend takes its GELU from a table; others compute it.
+    let exact = config.level == Level::Reference && config.device.kind() == DeviceKind::Cpu;
+    let exact_gelu = exact.then(|| graph.own(Box::new(ExactGeglu)));
+    let stats_op = graph.own(Box::new(PositionStats { softcap }));
+    let soft_op = graph.own(Box::new(SoftEmbed { softcap }));
+    let mut stats_handle = None;
+    let cx = graph.context();
+    let rows = key.all_rows();
+    let soft_state = state.context.tensor(state.soft);
+    let row = soft_state.strides()[1];
+    let soft = if key.encode {
+        soft_state // not used by causal passes
+    } else {
+        let offset = key.lane * config.shape.canvas * row;
+        cx.view(soft_state, [config.embed, rows, 1, 1], [row, row * rows, row * rows], offset)
+    };
+    let pass = Pass {
+        cx,
+        graph: &graph,
+        weights,
+        cache,
+        inputs: Inputs {
+            tokens: inputs.tokens(),
+            positions: inputs.positions(),
+            slots: inputs.slots(),
+            masks: inputs.masks(),
+            soft,
+            conditioned: inputs.conditioned(),
+        },
+        lanes: (key.lane, key.lanes),
+        rows_per_lane: key.rows,
+        keys: key.keys,
+        exact_gelu,
+        taps: tapping.then(|| RefCell::new(Vec::new())),
+    };
+    if key.encode {
+        family.encode(&pass)?;
+    } else {
+        let decoded = family.decode(&pass)?;
+        pass.tap("logits", decoded.logits);
+        let args = [decoded.logits, inputs.temperature(), inputs.uniform()];
+        let stats = stats_op.node(cx, GgmlType::I32, [WORDS, rows, 1, 1], &args).mark_output();
+        graph.expand(cx.named(stats, "position_stats"));
+        // For the next step's self-conditioning; the last step's is made in vain, since nobody knows it is the last.
+        let args = [decoded.table, decoded.logits, inputs.temperature(), stats];
+        let soft = soft_op.node(cx, GgmlType::F32, [config.embed, rows, 1, 1], &args);
+        graph.expand(cx.copy(soft, pass.inputs.soft));
+        stats_handle = Some(stats.handle());
+    }
+    let taps = pass.taps.map(RefCell::into_inner).unwrap_or_default();
+    Ok(Compiled { key, stats: stats_handle, taps, inputs, graph })
+}
+
+/// Measures a load without loading: descriptions only, which look allocated and are never computed.
+pub(super) fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) -> Result<MemoryPlan> {
+    let weights = Weights::plan(Arc::clone(file), &family.tensors(file), config.device, config.level)?;
+    let cache = config.cache(family)?;
+    let state = State::new(config)?;
+    let (cache_bytes, state_bytes) =
+        (cache.bytes(config.device), Buffer::size_for_context(&state.context, config.device));
+    weights.pretend_allocated();
+    cache.pretend_allocated();
+    state.context.tensor(state.soft).pretend_allocated();
+    let (mut compute, mut inputs_bytes) = (0, state_bytes);
+    let parts = Parts { family, config, weights: &weights, cache: &cache, state: &state };
+    for key in config.largest(&cache) {
+        let inputs = InputTensors::new(&key)?;
+        inputs_bytes += inputs.bytes(config.device);
+        inputs.pretend_allocated();
+        let mut compiled = compile(&parts, key, inputs, false)?;
+        compute += Allocator::measure(config.device, &mut compiled.graph)?;
+    }
+    Ok(MemoryPlan {
+        device: config.device.name(),
+        weights_mapped: weights.bytes().mapped,
+        weights: weights.bytes().allocated,
+        cache: cache_bytes,
+        compute,
+        inputs: inputs_bytes,
+        free: free_memory(config.device),
+        context: config.shape.context,
+        lanes: config.shape.lanes,
+    })
+}

@@ -1,0 +1,135 @@
+//! What a load decides once: device, sizes, exactness.
+
+use crate::error::{Error, Result};
+use crate::family::Family;
+use crate::ggml::{Device, DeviceKind, GgmlType, devices};
+use crate::model::Shape;
+use crate::model::cache::{Cache, CacheSize};
+use crate::model::inputs::PassKey;
+use crate::params::{EngineParams, KvType, Level};
+
+/// Tokens of one prefill pass where the caller does not choose.
+pub(super) const DEFAULT_CHUNK: usize = 512;
+
+/// Context in tokens where the caller does not choose and the file allows more.
+pub(super) const DEFAULT_CONTEXT: usize = 8192;
+
+/// Sizes and choices fixed at load.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Config {
+    pub(super) shape: Shape,
+    pub(super) embed: usize,
+    pub(super) chunk: usize,
+    pub(super) level: Level,
+    pub(super) kv: KvType,
+    pub(super) padding: usize,
+    pub(super) device: Device,
+}
+
+impl Config {
+    pub(super) fn new(family: &dyn Family, params: &EngineParams) -> Result<Self> {
+        let dims = family.dims();
+        let device = choose_device(params.device.as_deref())?;
+        let context = match params.context {
+            0 => dims.max_context.min(DEFAULT_CONTEXT),
+            n => n,
+        };
+        let range = dims.canvas + 1..=dims.max_context;
+        if !range.contains(&context) {
+            let why = format!(
+                "{context} tokens are not in {}..={}, from one canvas to the model's limit",
+                range.start(),
+                range.end()
+            );
+            return Err(Error::argument("context", why));
+        }
+        if !(1..=64).contains(&params.lanes) {
+            return Err(Error::argument("lanes", format!("{} is not in 1..=64", params.lanes)));
+        }
+        if !(1..=65536).contains(&params.key_padding) {
+            return Err(Error::argument("key_padding", format!("{} is not in 1..=65536", params.key_padding)));
+        }
+        let chunk = match params.prefill_chunk {
+            0 => DEFAULT_CHUNK,
+            n if n <= 1 << 16 => n,
+            n => return Err(Error::argument("prefill_chunk", format!("{n} is not in 0..=65536"))),
+        };
+        if params.level == Level::TopK {
+            let why = "topk is not available on this device; `fused` gathers only the likely tokens as well";
+            return Err(Error::argument("level", why));
+        }
+        let kv = match params.kv {
+            KvType::Auto if device.kind() == DeviceKind::Cpu => KvType::F32,
+            KvType::Auto => KvType::F16,
+            chosen => chosen,
+        };
+        if params.level == Level::Reference && kv != KvType::F32 && params.kv != KvType::Auto {
+            return Err(Error::argument(
+                "kv",
+                "level reference keeps keys and values in F32: leave kv at auto, or take level fused",
+            ));
+        }
+        let kv = if params.level == Level::Reference { KvType::F32 } else { kv };
+        Ok(Self {
+            shape: Shape { vocab: dims.vocab, canvas: dims.canvas, context, lanes: params.lanes },
+            embed: dims.embed,
+            chunk: chunk.min(context),
+            level: params.level,
+            kv,
+            padding: params.key_padding,
+            device,
+        })
+    }
+
+    pub(super) fn cache(&self, family: &dyn Family) -> Result<Cache> {
+        let ty = match self.kv {
+            KvType::F16 => GgmlType::F16,
+            KvType::Q8_0 => GgmlType::Q8_0,
+            KvType::F32 | KvType::Auto => GgmlType::F32,
+        };
+        let size = CacheSize {
+            context: self.shape.context,
+            lanes: self.shape.lanes,
+            canvas: self.shape.canvas,
+            chunk: self.chunk,
+            padding: self.padding,
+            ty,
+        };
+        Cache::new(&family.cache_layers(), size)
+    }
+
+    /// The largest pass of each kind: what buffers are made for.
+    pub(super) fn largest(&self, cache: &Cache) -> [PassKey; 2] {
+        let keys = cache.most_keys();
+        let decode = PassKey { encode: false, lane: 0, lanes: self.shape.lanes, rows: self.shape.canvas, keys };
+        // A prefill pass takes one lane's chunk, or several lanes' rows where that is no more (see `group`).
+        let encode = PassKey { encode: true, lane: 0, lanes: 1, rows: self.most_encode_rows(), keys };
+        [decode, encode]
+    }
+
+    /// Most rows of a prefill pass over all lanes: a chunk, or a commit of every lane's canvas.
+    pub(super) fn most_encode_rows(&self) -> usize {
+        self.chunk.max(self.shape.canvas * self.shape.lanes)
+    }
+}
+
+/// The device by name, else the CPU: the custom ops have no GPU form in the engine yet, so a GPU has to be asked for.
+pub(super) fn choose_device(name: Option<&str>) -> Result<Device> {
+    let all = devices();
+    let usable = || all.iter().copied().filter(|d| d.kind() != DeviceKind::Accelerator);
+    let found = match name {
+        Some(name) => usable().find(|d| d.name().eq_ignore_ascii_case(name)),
+        None => usable().find(|d| d.kind() == DeviceKind::Cpu),
+    };
+    found.ok_or_else(|| Error::NoDevice {
+        asked: name.unwrap_or("any").to_owned(),
+        found: usable().map(|d| d.name()).collect::<Vec<_>>().join(", "),
+    })
+}
+
+pub(super) fn default_threads() -> usize {
+    // What this process may use (affinity, quota), not what the machine has.
+    let logical = std::thread::available_parallelism().map_or(1, |n| n.get());
+    // A second thread per core slows ggml's matrix products down.
+    sysinfo::System::physical_core_count().unwrap_or(logical).clamp(1, logical)
+}
