@@ -20,6 +20,12 @@ use serde_json::Value;
 const SUM: &str = "86 + 45 =";
 const SUM_ANSWER: &str = "131";
 
+/// A question whose answer takes two canvases, and settings that let each take twelve steps and a while.
+#[cfg(unix)]
+const COUNT: &str = "Count from 3 to 40.";
+#[cfg(unix)]
+const SLOW: [&str; 8] = ["--t-min", "3", "--t-max", "4", "--max-steps", "12", "--pace", "150"];
+
 struct Ran {
     code: Option<i32>,
     out: String,

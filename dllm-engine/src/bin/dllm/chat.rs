@@ -163,8 +163,8 @@ impl Talk<'_> {
             ("/think", other) => return self.wrong(format_args!("bad think: {other:?} is neither on nor off")),
             ("/receipt", _) => match &self.last {
                 Some(answer) => {
-                    note(summary(answer));
                     note(serde_json::to_string_pretty(&answer.receipt).unwrap_or_default());
+                    note(summary(answer));
                 }
                 None => note("no answer yet"),
             },

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{IsTerminal, LineWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -262,7 +262,7 @@ impl Follow {
 /// Every step of an answer in a file, one JSON object a line, for a timeline.
 struct Trace {
     path: PathBuf,
-    out: BufWriter<File>,
+    out: LineWriter<File>,
     vocab: Arc<Vocab>,
     /// What the tokens print that occurred.
     pieces: BTreeMap<u32, String>,
@@ -271,7 +271,7 @@ struct Trace {
 impl Trace {
     fn create(path: &Path, engine: &Engine) -> Result<Self> {
         let file = File::create(path).map_err(|e| file_error("create", path, e))?;
-        let (out, vocab) = (BufWriter::new(file), Arc::clone(engine.vocab()));
+        let (out, vocab) = (LineWriter::new(file), Arc::clone(engine.vocab()));
         let mut trace = Self { path: path.to_owned(), out, vocab, pieces: BTreeMap::new() };
         let info = engine.info();
         trace.write(&json!({
