@@ -30,7 +30,7 @@ pub fn run(args: &ChatArgs) -> Result {
     let (info, vocab) = (engine.info().clone(), Arc::clone(engine.vocab()));
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let live = terminal && canvas_view::supported();
-    let mut reader = Reader::new(terminal, live)?;
+    let mut reader = Reader::new(terminal, live);
     if terminal {
         note(welcome(&info));
     }
@@ -198,29 +198,22 @@ enum Line {
 /// Where the user's lines come from.
 enum Reader {
     /// A terminal, with editing and history.
-    Editor(Box<DefaultEditor>),
+    Editor { history: Vec<String> },
     /// A pipe, or a terminal that is to get no escape codes.
     Plain { prompt: bool },
 }
 
 impl Reader {
-    fn new(terminal: bool, live: bool) -> Result<Self> {
+    fn new(terminal: bool, live: bool) -> Self {
         if !live {
-            return Ok(Self::Plain { prompt: terminal });
+            return Self::Plain { prompt: terminal };
         }
-        let config = Config::builder().auto_add_history(true).bracketed_paste(true).build();
-        let editor = DefaultEditor::with_config(config).map_err(unreadable)?;
-        Ok(Self::Editor(Box::new(editor)))
+        Self::Editor { history: Vec::new() }
     }
 
     fn line(&mut self) -> Result<Line> {
         match self {
-            Self::Editor(editor) => match editor.readline(PROMPT) {
-                Ok(line) => Ok(Line::Text(line)),
-                Err(ReadlineError::Eof) => Ok(Line::End),
-                Err(ReadlineError::Interrupted) => Ok(Line::Interrupt),
-                Err(error) => Err(unreadable(error)),
-            },
+            Self::Editor { history } => edited_line(history),
             Self::Plain { prompt } => {
                 if *prompt {
                     output::write_text(PROMPT)?;
@@ -238,6 +231,23 @@ impl Reader {
                 Ok(Line::Text(dllm_engine::prompt::text_from_bytes(&bytes)?.to_owned()))
             }
         }
+    }
+}
+
+/// A line from the terminal. The editor lives no longer than this: while it does, Ctrl-C is its own.
+fn edited_line(history: &mut Vec<String>) -> Result<Line> {
+    let mut editor = DefaultEditor::with_config(Config::builder().bracketed_paste(true).build()).map_err(unreadable)?;
+    for line in &*history {
+        editor.add_history_entry(line).map_err(unreadable)?;
+    }
+    match editor.readline(PROMPT) {
+        Ok(line) => {
+            history.push(line.clone());
+            Ok(Line::Text(line))
+        }
+        Err(ReadlineError::Eof) => Ok(Line::End),
+        Err(ReadlineError::Interrupted) => Ok(Line::Interrupt),
+        Err(error) => Err(unreadable(error)),
     }
 }
 
