@@ -12,6 +12,7 @@ use super::args::ChatArgs;
 use super::canvas_view::{self, CanvasView};
 use super::generate::{Follow, request, summary};
 use super::output::{self, Failure, Outcome, Result, note};
+use super::signal;
 
 const PROMPT: &str = "> ";
 
@@ -26,11 +27,13 @@ const HELP: &str = "\
 Ctrl-C ends an answer; at the prompt it ends the program, as Ctrl-D does.";
 
 pub fn run(args: &ChatArgs) -> Result {
-    let mut engine = output::load(args.load.params(&args.model.model, 1))?;
-    let (info, vocab) = (engine.info().clone(), Arc::clone(engine.vocab()));
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let live = terminal && canvas_view::supported();
-    let mut reader = Reader::new(terminal, live);
+    // The line editor takes Ctrl-C over when it is made; this takes it back.
+    let mut reader = Reader::new(terminal, live)?;
+    signal::install();
+    let mut engine = output::load(args.load.params(&args.model.model, 1))?;
+    let (info, vocab) = (engine.info().clone(), Arc::clone(engine.vocab()));
     if terminal {
         note(welcome(&info));
     }
@@ -198,22 +201,28 @@ enum Line {
 /// Where the user's lines come from.
 enum Reader {
     /// A terminal, with editing and history.
-    Editor { history: Vec<String> },
+    Editor(Box<DefaultEditor>),
     /// A pipe, or a terminal that is to get no escape codes.
     Plain { prompt: bool },
 }
 
 impl Reader {
-    fn new(terminal: bool, live: bool) -> Self {
+    fn new(terminal: bool, live: bool) -> Result<Self> {
         if !live {
-            return Self::Plain { prompt: terminal };
+            return Ok(Self::Plain { prompt: terminal });
         }
-        Self::Editor { history: Vec::new() }
+        let config = Config::builder().auto_add_history(true).bracketed_paste(true).build();
+        Ok(Self::Editor(Box::new(DefaultEditor::with_config(config).map_err(unreadable)?)))
     }
 
     fn line(&mut self) -> Result<Line> {
         match self {
-            Self::Editor { history } => edited_line(history),
+            Self::Editor(editor) => match editor.readline(PROMPT) {
+                Ok(line) => Ok(Line::Text(line)),
+                Err(ReadlineError::Eof) => Ok(Line::End),
+                Err(ReadlineError::Interrupted) => Ok(Line::Interrupt),
+                Err(error) => Err(unreadable(error)),
+            },
             Self::Plain { prompt } => {
                 if *prompt {
                     output::write_text(PROMPT)?;
@@ -231,23 +240,6 @@ impl Reader {
                 Ok(Line::Text(dllm_engine::prompt::text_from_bytes(&bytes)?.to_owned()))
             }
         }
-    }
-}
-
-/// A line from the terminal. The editor lives no longer than this: while it does, Ctrl-C is its own.
-fn edited_line(history: &mut Vec<String>) -> Result<Line> {
-    let mut editor = DefaultEditor::with_config(Config::builder().bracketed_paste(true).build()).map_err(unreadable)?;
-    for line in &*history {
-        editor.add_history_entry(line).map_err(unreadable)?;
-    }
-    match editor.readline(PROMPT) {
-        Ok(line) => {
-            history.push(line.clone());
-            Ok(Line::Text(line))
-        }
-        Err(ReadlineError::Eof) => Ok(Line::End),
-        Err(ReadlineError::Interrupted) => Ok(Line::Interrupt),
-        Err(error) => Err(unreadable(error)),
     }
 }
 
