@@ -12,6 +12,7 @@ use super::args::ChatArgs;
 use super::canvas_view::{self, CanvasView};
 use super::generate::{Follow, request, summary};
 use super::output::{self, Failure, Outcome, Result, note};
+use super::signal;
 
 const PROMPT: &str = "> ";
 
@@ -26,11 +27,13 @@ const HELP: &str = "\
 Ctrl-C ends an answer; at the prompt it ends the program, as Ctrl-D does.";
 
 pub fn run(args: &ChatArgs) -> Result {
-    let mut engine = output::load(args.load.params(&args.model.model, 1))?;
-    let (info, vocab) = (engine.info().clone(), Arc::clone(engine.vocab()));
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let live = terminal && canvas_view::supported();
+    // The line editor takes Ctrl-C over when it is made; this takes it back.
     let mut reader = Reader::new(terminal, live)?;
+    signal::install();
+    let mut engine = output::load(args.load.params(&args.model.model, 1))?;
+    let (info, vocab) = (engine.info().clone(), Arc::clone(engine.vocab()));
     if terminal {
         note(welcome(&info));
     }
@@ -209,8 +212,7 @@ impl Reader {
             return Ok(Self::Plain { prompt: terminal });
         }
         let config = Config::builder().auto_add_history(true).bracketed_paste(true).build();
-        let editor = DefaultEditor::with_config(config).map_err(unreadable)?;
-        Ok(Self::Editor(Box::new(editor)))
+        Ok(Self::Editor(Box::new(DefaultEditor::with_config(config).map_err(unreadable)?)))
     }
 
     fn line(&mut self) -> Result<Line> {

@@ -20,7 +20,10 @@ use args::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    signal::install();
+    // A conversation does so itself, in its own time.
+    if !matches!(cli.command, Command::Chat(_)) {
+        signal::install();
+    }
     let result = match cli.command {
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
