@@ -1,0 +1,107 @@
+//! What the operator sets: arguments, each with an environment variable. The only reader of the environment.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+
+/// MCP server that generates text with a diffusion language model, in process.
+///
+/// Without a model it answers with the tiny model inside the program, which knows little more than arithmetic.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "dllm-mcp", version)]
+pub struct Config {
+    /// The model: a GGUF file, or the id of one in the model folder.
+    #[arg(long, env = "DLLM_MODEL")]
+    pub model: Option<String>,
+    /// Folder with GGUF files that callers may load.
+    #[arg(long, env = "DLLM_MODEL_DIR")]
+    pub model_dir: Option<PathBuf>,
+    /// Folder that batch files may be in; repeat for more. Without one: the folder `files` in the state folder.
+    #[arg(long = "root", env = "DLLM_ROOTS", value_delimiter = ';')]
+    pub roots: Vec<PathBuf>,
+    /// Folder for results, locks and the log.
+    #[arg(long, env = "DLLM_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Device (`CPU`, `CUDA0`); without it the first GPU, else the CPU.
+    #[arg(long, env = "DLLM_DEVICE")]
+    pub device: Option<String>,
+    /// Requests that run side by side, 1 to 64.
+    #[arg(long, env = "DLLM_LANES", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub lanes: u8,
+    /// Tokens of prompt and answer together; 0 takes the model's own length, at most 8192.
+    #[arg(long, env = "DLLM_CONTEXT", default_value_t = 0)]
+    pub context: usize,
+    /// CPU threads; 0 takes the physical cores.
+    #[arg(long, env = "DLLM_THREADS", default_value_t = 0)]
+    pub threads: usize,
+    /// Minutes without work after which the model is unloaded; 0 never.
+    #[arg(long, env = "DLLM_IDLE_MINUTES", default_value_t = 15)]
+    pub idle_minutes: u64,
+    /// Requests that may wait.
+    #[arg(long, env = "DLLM_QUEUE", default_value_t = 64)]
+    pub queue: usize,
+    /// Serve Streamable HTTP at this loopback address instead of stdio (as `127.0.0.1:10835`).
+    #[arg(long, env = "DLLM_HTTP")]
+    pub http: Option<SocketAddr>,
+    /// Token that HTTP callers must send as `Authorization: Bearer`. Environment only: arguments are visible to others.
+    #[arg(skip = std::env::var("DLLM_HTTP_TOKEN").ok().filter(|token| !token.is_empty()))]
+    pub http_token: Option<String>,
+    /// What is logged: `off`, `error`, `warn`, `info`, `debug`, `trace`, or a filter as `dllm_mcp=debug`.
+    #[arg(long, env = "DLLM_LOG", default_value = "warn")]
+    pub log: String,
+    /// Time between two signs of life while a request waits. Tests shorten it.
+    #[arg(skip = Duration::from_secs(5))]
+    pub heartbeat: Duration,
+}
+
+impl Config {
+    /// The defaults, with everything written below one folder: for tests and embedding.
+    pub fn in_folder(state_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            model: None,
+            model_dir: None,
+            roots: Vec::new(),
+            state_dir: Some(state_dir.into()),
+            device: None,
+            lanes: 4,
+            context: 0,
+            threads: 0,
+            idle_minutes: 15,
+            queue: 64,
+            http: None,
+            http_token: None,
+            log: "warn".into(),
+            heartbeat: Duration::from_secs(5),
+        }
+    }
+
+    /// The state folder: as set, else where the system keeps such things, else below the temporary folder.
+    pub fn state_dir(&self) -> PathBuf {
+        self.state_dir.clone().or_else(default_state_dir).unwrap_or_else(|| std::env::temp_dir().join("dllm"))
+    }
+
+    /// Folder of the results that have no file of their own.
+    pub fn results_dir(&self) -> PathBuf {
+        self.state_dir().join("results")
+    }
+
+    /// After how long without work the model is unloaded.
+    pub fn idle(&self) -> Option<Duration> {
+        (self.idle_minutes > 0).then(|| Duration::from_secs(self.idle_minutes.saturating_mul(60)))
+    }
+}
+
+fn default_state_dir() -> Option<PathBuf> {
+    // Hosts pass almost no environment, so each of these may be missing.
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if cfg!(windows) {
+        folder("LOCALAPPDATA").map(|base| base.join("dllm"))
+    } else if cfg!(target_os = "macos") {
+        folder("HOME").map(|home| home.join("Library/Application Support/dllm"))
+    } else {
+        let state = folder("XDG_STATE_HOME").or_else(|| folder("HOME").map(|home| home.join(".local/state")));
+        state.map(|base| base.join("dllm"))
+    }
+}

@@ -1,0 +1,78 @@
+//! The `dllm-mcp` program: stdio by default, Streamable HTTP with `--http`.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser;
+use dllm_mcp::host::EngineHost;
+use dllm_mcp::{Config, Server, http, log, stdio};
+use rmcp::ServiceExt;
+use tokio_util::sync::CancellationToken;
+
+/// For replies that are being written when the input ends.
+const GRACE: Duration = Duration::from_millis(400);
+/// For the engine to give back the device's memory. Hosts kill after 2 s.
+const RELEASE: Duration = Duration::from_millis(400);
+
+fn main() -> ExitCode {
+    let config = Config::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&format!("cannot start: {error}")),
+    };
+    let code = match runtime.block_on(run(config)) {
+        Ok(()) => 0,
+        Err(message) => {
+            fail(&message);
+            1
+        }
+    };
+    // A pending read of standard input cannot be cancelled, so the runtime would not shut down by itself.
+    std::process::exit(code)
+}
+
+async fn run(config: Config) -> Result<(), String> {
+    let folder = config.state_dir().join("log");
+    let file = log::open(&folder).map_err(|e| format!("cannot write the log in {}: {e}", folder.display()))?;
+    let second = file.try_clone().map_err(|e| format!("cannot write the log: {e}"))?;
+    log::init(second, &config.log)?;
+    let host = Arc::new(EngineHost::new(&config));
+    let server = Server::new(config.clone(), host).map_err(|fault| fault.to_string())?;
+    let result = match config.http {
+        Some(address) => http::serve(server.clone(), address, config.http_token.as_deref(), stdio::signal()).await,
+        None => serve_stdio(server.clone(), &file).await,
+    };
+    server.stop(RELEASE).await;
+    result
+}
+
+async fn serve_stdio(server: Server, log: &std::fs::File) -> Result<(), String> {
+    let replies = stdio::claim_stdout(log).map_err(|e| format!("cannot take standard output: {e}"))?;
+    let ended = CancellationToken::new();
+    let input = stdio::EofWatch::new(tokio::io::stdin(), ended.clone());
+    let service = async {
+        match server.serve((input, tokio::fs::File::from_std(replies))).await {
+            Ok(running) => drop(running.waiting().await),
+            Err(error) => tracing::warn!("the client left before the session began: {error}"),
+        }
+    };
+    let end_of_input = async {
+        ended.cancelled().await;
+        tokio::time::sleep(GRACE).await;
+    };
+    tokio::select! {
+        () = service => {}
+        () = end_of_input => {}
+        () = stdio::signal() => {}
+        () = stdio::parent_gone() => {}
+    }
+    Ok(())
+}
+
+#[expect(clippy::print_stderr, reason = "the only words to the terminal: why the program did not start")]
+fn fail(message: &str) -> ExitCode {
+    eprintln!("dllm-mcp: {message}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,149 @@
+//! What waits for the engine, and who is next.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::backend::Ask;
+use crate::batch::BatchRun;
+use crate::error::{Fault, Kind, Result};
+use crate::jobs::Job;
+
+/// Batches that may run at the same time.
+const MAX_BATCHES: usize = 16;
+/// After so many interactive requests in a row a batch item gets a lane: neither can starve the other.
+const INTERACTIVE_PER_BATCH: u32 = 3;
+
+/// One request of a job.
+#[derive(Debug)]
+pub struct Unit {
+    /// Whose it is.
+    pub job: Arc<Job>,
+    /// Which of the job's requests it is.
+    pub part: usize,
+    /// The item's id, for batches.
+    pub item: Option<String>,
+    /// What to ask the engine.
+    pub ask: Ask,
+}
+
+/// A change of the model; running requests are finished first.
+#[derive(Debug)]
+pub enum Order {
+    /// Load the model with this id.
+    Load(String, Arc<Job>),
+    /// Give the memory back.
+    Unload(Arc<Job>),
+}
+
+/// What waits. Batches yield their items one by one, so that ten thousand of them take no memory.
+#[derive(Debug)]
+pub struct Queue {
+    capacity: usize,
+    interactive: VecDeque<Unit>,
+    batches: VecDeque<BatchRun>,
+    interactive_run: u32,
+    /// Changes of the model, in order.
+    pub orders: VecDeque<Order>,
+}
+
+impl Queue {
+    /// A queue for at most `capacity` interactive requests.
+    pub fn new(capacity: usize) -> Self {
+        Self { capacity, interactive: VecDeque::new(), batches: VecDeque::new(), interactive_run: 0, orders: VecDeque::new() }
+    }
+
+    /// Interactive requests that wait.
+    pub fn waiting(&self) -> usize {
+        self.interactive.len()
+    }
+
+    /// Batches that run or wait.
+    pub fn batches(&self) -> usize {
+        self.batches.len()
+    }
+
+    /// Whether a request could be started.
+    pub fn has_work(&self) -> bool {
+        !self.interactive.is_empty() || self.batches.iter().any(|batch| !batch.exhausted())
+    }
+
+    /// Adds the requests of one job: all or none.
+    ///
+    /// # Errors
+    /// `QueueFull`.
+    pub fn push(&mut self, units: Vec<Unit>) -> Result<()> {
+        if self.interactive.len().saturating_add(units.len()) > self.capacity {
+            let (waiting, new) = (self.interactive.len(), units.len());
+            return Err(Fault::new(Kind::QueueFull, format!("{waiting} of {} places are taken, {new} more do not fit", self.capacity)));
+        }
+        self.interactive.extend(units);
+        Ok(())
+    }
+
+    /// Adds a batch.
+    ///
+    /// # Errors
+    /// `QueueFull`.
+    pub fn push_batch(&mut self, batch: BatchRun) -> Result<()> {
+        if self.batches.len() >= MAX_BATCHES {
+            return Err(Fault::new(Kind::QueueFull, format!("{MAX_BATCHES} batches wait or run already")));
+        }
+        self.batches.push_back(batch);
+        Ok(())
+    }
+
+    /// The next request to start: interactive ones first, but batches are not starved, and take turns.
+    pub fn next(&mut self) -> Option<Unit> {
+        if self.interactive_run >= INTERACTIVE_PER_BATCH
+            && let Some(unit) = self.next_of_batches()
+        {
+            return Some(unit);
+        }
+        if let Some(unit) = self.interactive.pop_front() {
+            self.interactive_run = self.interactive_run.saturating_add(1);
+            return Some(unit);
+        }
+        self.next_of_batches()
+    }
+
+    fn next_of_batches(&mut self) -> Option<Unit> {
+        self.interactive_run = 0;
+        for _ in 0..self.batches.len() {
+            let mut batch = self.batches.pop_front()?;
+            let unit = batch.next();
+            self.batches.push_back(batch);
+            if unit.is_some() {
+                return unit;
+            }
+        }
+        None
+    }
+
+    /// The batch of a job.
+    pub fn batch(&mut self, job: &Arc<Job>) -> Option<&mut BatchRun> {
+        self.batches.iter_mut().find(|batch| Arc::ptr_eq(batch.job(), job))
+    }
+
+    /// Ends what was cancelled or is late, and batches that are complete.
+    pub fn sweep(&mut self) {
+        self.interactive.retain(|unit| match unit.job.over() {
+            None => true,
+            Some(fault) => {
+                unit.job.finish_part(unit.part, Err(fault));
+                false
+            }
+        });
+        self.batches.retain_mut(|batch| !batch.end_if_complete());
+    }
+
+    /// Ends everything that waits with one reason. Items in flight are ended by their lanes.
+    pub fn fail_all(&mut self, fault: &Fault) {
+        for unit in self.interactive.drain(..) {
+            unit.job.finish_part(unit.part, Err(fault.clone()));
+        }
+        for batch in &mut self.batches {
+            batch.fail(fault.clone());
+        }
+        self.sweep();
+    }
+}

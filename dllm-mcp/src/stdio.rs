@@ -1,0 +1,125 @@
+//! Standard input and output as a transport that nothing else can write to, and the ends of a server's life.
+
+use std::fs::File;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio_util::sync::CancellationToken;
+
+/// The stream for replies. From now on whatever else writes to standard output or standard error writes to `log`: the
+/// protocol stays clean, and a host that never reads standard error cannot block us.
+///
+/// # Errors
+/// What the system refuses.
+#[cfg(unix)]
+pub fn claim_stdout(log: &File) -> io::Result<File> {
+    use std::os::fd::AsFd;
+    let replies = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    rustix::stdio::dup2_stdout(log)?;
+    rustix::stdio::dup2_stderr(log)?;
+    Ok(replies)
+}
+
+/// The stream for replies. Rust code of this program prints nothing, and the C libraries log through a callback.
+///
+/// # Errors
+/// What the system refuses.
+#[cfg(windows)]
+pub fn claim_stdout(_log: &File) -> io::Result<File> {
+    use std::os::windows::io::AsHandle;
+    Ok(File::from(io::stdout().as_handle().try_clone_to_owned()?))
+}
+
+/// A reader that trips a token at the end of its input, even while requests are being answered.
+pub struct EofWatch<R> {
+    inner: R,
+    ended: CancellationToken,
+}
+
+impl<R> EofWatch<R> {
+    /// Wraps a reader.
+    pub fn new(inner: R, ended: CancellationToken) -> Self {
+        Self { inner, ended }
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for EofWatch<R> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let poll = Pin::new(&mut self.inner).poll_read(cx, buf);
+        match &poll {
+            Poll::Ready(Ok(())) if buf.filled().len() > before || buf.remaining() == 0 => {}
+            Poll::Ready(_) => self.ended.cancel(),
+            Poll::Pending => {}
+        }
+        poll
+    }
+}
+
+/// Returns when the system or the user asks the program to end.
+#[cfg(unix)]
+pub async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut term), Ok(mut hangup)) = (signal(SignalKind::terminate()), signal(SignalKind::hangup())) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = term.recv() => {}
+        _ = hangup.recv() => {}
+    }
+}
+
+/// Returns when the system or the user asks the program to end.
+#[cfg(windows)]
+pub async fn signal() {
+    use tokio::signal::windows::{ctrl_break, ctrl_close, ctrl_shutdown};
+    let (Ok(mut brk), Ok(mut close), Ok(mut shutdown)) = (ctrl_break(), ctrl_close(), ctrl_shutdown()) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = brk.recv() => {}
+        _ = close.recv() => {}
+        _ = shutdown.recv() => {}
+    }
+}
+
+/// Returns when the process that started this one is gone: its other children may hold the pipe open, so that no end of
+/// input would come.
+#[cfg(unix)]
+pub async fn parent_gone() {
+    let parent = rustix::process::getppid();
+    // Without a parent to lose (a container's first process has none) there is nothing to wait for.
+    if parent.is_none_or(rustix::process::Pid::is_init) {
+        return std::future::pending().await;
+    }
+    while rustix::process::getppid() == parent {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Returns when the process that started this one is gone: its other children may hold the pipe open, so that no end of
+/// input would come.
+#[cfg(windows)]
+pub async fn parent_gone() {
+    use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
+    let mut system = System::new();
+    let mut started = |pid: Pid| {
+        system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), true, ProcessRefreshKind::nothing());
+        system.process(pid).map(|process| (process.parent(), process.start_time()))
+    };
+    let Some((Some(parent), _)) = started(Pid::from_u32(std::process::id())) else {
+        return std::future::pending().await;
+    };
+    // The start time tells a parent from a later process with the same number.
+    let Some((_, born)) = started(parent) else {
+        return;
+    };
+    while started(parent).is_some_and(|(_, start)| start == born) {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
