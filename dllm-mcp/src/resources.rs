@@ -1,0 +1,81 @@
+//! What can be read: models, jobs and their results, the configuration.
+
+use std::sync::Arc;
+
+use rmcp::ErrorData;
+use rmcp::model::{ReadResourceResult, Resource, ResourceContents, ResourceTemplate};
+use serde_json::{Value, json};
+
+use crate::error::{Fault, Kind};
+use crate::server::App;
+use crate::tools::{job, status};
+
+const CONFIG: &str = "dllm://config";
+
+/// Resources that are there now.
+pub fn list(app: &App) -> Vec<Resource> {
+    let json = "application/json";
+    let config = Resource::new(CONFIG, "config").with_title("Configuration").with_mime_type(json);
+    let jobs = app.jobs.list().into_iter().take(50).flat_map(|job| {
+        let uri = format!("dllm://jobs/{}", job.id);
+        let results = Resource::new(format!("{uri}/results"), format!("results of {}", job.id)).with_mime_type(json);
+        [Resource::new(uri, format!("{} job {}", job.task.name(), job.id)).with_mime_type(json), results]
+    });
+    std::iter::once(config).chain(jobs).collect()
+}
+
+/// Kinds of resources.
+pub fn templates() -> Vec<ResourceTemplate> {
+    let template = |uri: &str, name: &str, about: &str| {
+        ResourceTemplate::new(uri, name).with_description(about).with_mime_type("application/json")
+    };
+    vec![
+        template("dllm://models/{id}", "model", "A model that can be loaded"),
+        template("dllm://jobs/{id}", "job", "State of a job"),
+        template("dllm://jobs/{id}/results", "results", "First page of a job's results; dllm_job operation=results has the others"),
+    ]
+}
+
+/// Reads one.
+///
+/// # Errors
+/// `resource_not_found`.
+pub async fn read(app: &Arc<App>, uri: &str) -> Result<ReadResourceResult, ErrorData> {
+    let missing = |why: String| ErrorData::resource_not_found(why, Some(json!({"uri": uri})));
+    let path: Vec<&str> = uri.strip_prefix("dllm://").unwrap_or("").split('/').collect();
+    let value = match path.as_slice() {
+        ["config"] => status::config(app),
+        ["models", id] => model(app, id).await.map_err(|fault| missing(fault.message))?,
+        ["jobs", id] => Value::Object(app.jobs.get(id).map_err(|fault| missing(fault.message))?.data()),
+        ["jobs", id, "results"] => {
+            let page = job::results(app, id, "", 100).map_err(|fault| missing(fault.message))?;
+            Value::Object(page.data)
+        }
+        _ => return Err(missing(format!("there is no resource {uri:?}"))),
+    };
+    let text = ResourceContents::text(value.to_string(), uri).with_mime_type("application/json");
+    Ok(ReadResourceResult::new(vec![text]))
+}
+
+async fn model(app: &Arc<App>, id: &str) -> Result<Value, Fault> {
+    let app = Arc::clone(app);
+    let cards = tokio::task::spawn_blocking(move || app.host.models()).await;
+    let cards = cards.map_err(|_| Fault::new(Kind::Internal, "the models cannot be listed"))?;
+    let card = cards.into_iter().find(|card| card.id == id).ok_or_else(|| Fault::argument("model", format!("there is no model {id:?}")))?;
+    serde_json::to_value(card).map_err(|e| Fault::new(Kind::Internal, e.to_string()))
+}
+
+/// Values of an argument that begin with what was typed.
+pub async fn complete(app: &Arc<App>, argument: &str, typed: &str) -> Vec<String> {
+    let mut values: Vec<String> = match argument {
+        "id" | "job_id" => app.jobs.list().iter().map(|job| job.id.to_string()).collect(),
+        _ => Vec::new(),
+    };
+    if matches!(argument, "id" | "model") {
+        let app = Arc::clone(app);
+        let cards = tokio::task::spawn_blocking(move || app.host.models()).await.unwrap_or_default();
+        values.extend(cards.into_iter().map(|card| card.id));
+    }
+    values.retain(|value| value.starts_with(typed));
+    values
+}
