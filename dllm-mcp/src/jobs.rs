@@ -149,8 +149,17 @@ struct Part {
 }
 
 impl Job {
-    /// A job of `total` requests. `keep` keeps their answers in memory: not for batches, whose answers go to a file.
-    pub fn new(task: Task, total: u64, max_run: Option<Duration>, output: Option<PathBuf>, format: Option<Format>) -> Arc<Self> {
+    /// A job of `total` requests whose answers are kept in memory.
+    pub fn new(task: Task, total: u64, max_run: Option<Duration>, format: Option<Format>) -> Arc<Self> {
+        Self::build(Uuid::new_v4(), task, total, max_run, None, format)
+    }
+
+    /// A batch: its answers go to a file.
+    pub fn batch(id: Uuid, total: u64, output: PathBuf, format: Option<Format>) -> Arc<Self> {
+        Self::build(id, Task::Batch, total, None, Some(output), format)
+    }
+
+    fn build(id: Uuid, task: Task, total: u64, max_run: Option<Duration>, output: Option<PathBuf>, format: Option<Format>) -> Arc<Self> {
         let view = View {
             state: State::Queued,
             done: 0,
@@ -165,7 +174,7 @@ impl Job {
         };
         let parts = if output.is_some() { 0 } else { usize::try_from(total).unwrap_or(0) };
         Arc::new(Self {
-            id: Uuid::new_v4(),
+            id,
             task,
             cancel: CancellationToken::new(),
             deadline: max_run.and_then(|run| Instant::now().checked_add(run)),

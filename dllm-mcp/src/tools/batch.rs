@@ -1,8 +1,6 @@
 //! `dllm_batch`: many items, from the call or from a file.
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use schemars::JsonSchema;
@@ -15,7 +13,7 @@ use crate::answer::Format;
 use crate::batch::{self, BatchRun, Existing, Input, Survey};
 use crate::error::{Fault, Kind, Result};
 use crate::item::{Recipe, Settings};
-use crate::jobs::{Job, Task};
+use crate::jobs::Job;
 use crate::progress;
 use crate::reply::Reply;
 use crate::server::App;
@@ -104,8 +102,8 @@ fn submit(args: &Args, app: &App) -> Result<(Arc<Job>, Survey)> {
     let input = input(args, app)?;
     let format = format(&args.json_schema)?;
     let recipe = recipe(args, format.as_ref())?;
-    let own = args.output_path.is_empty();
-    let path = if own { app.config.results_dir().join(format!("{}.jsonl", uuid::Uuid::new_v4())) } else { app.roots.output(&args.output_path)? };
+    let id = uuid::Uuid::new_v4();
+    let path = if args.output_path.is_empty() { app.results_file(id) } else { app.roots.output(&args.output_path)? };
     if matches!(&input, Input::File(file) if *file == path) {
         return Err(Fault::argument("output_path", "it is the input file"));
     }
@@ -120,27 +118,11 @@ fn submit(args: &Args, app: &App) -> Result<(Arc<Job>, Survey)> {
     }
     let (output, done) = batch::open_output(&path, existing(args))?;
     let survey = if done.is_empty() { survey_first } else { batch::survey(&input, &recipe, &done)? };
-    let job = start(app, path, format, input, recipe, output, done, &survey)?;
-    Ok((job, survey))
-}
-
-#[expect(clippy::too_many_arguments, reason = "the parts of one batch, handed on once")]
-fn start(
-    app: &App,
-    path: PathBuf,
-    format: Option<Format>,
-    input: Input,
-    recipe: Recipe,
-    output: File,
-    done: HashSet<String>,
-    survey: &Survey,
-) -> Result<Arc<Job>> {
-    let job = Job::new(Task::Batch, survey.accepted, None, Some(path), format);
+    let job = Job::batch(id, survey.accepted, path, format);
     job.skip(survey.skipped);
-    let run = BatchRun::new(Arc::clone(&job), &input, recipe, output, done)?;
-    app.worker.submit_batch(run)?;
+    app.worker.submit_batch(BatchRun::new(Arc::clone(&job), &input, recipe, output, done)?)?;
     app.jobs.add(&job);
-    Ok(job)
+    Ok((job, survey))
 }
 
 fn existing(args: &Args) -> Existing {

@@ -55,7 +55,7 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
         let request = settings.request("Write a short story about a lighthouse keeper who finds a letter in a bottle.", "", None)?;
         Ok(Unit { job: Arc::clone(job), part: n as usize, item: None, ask: Ask { request, pieces: Vec::new() } })
     };
-    let job = Job::new(Task::Benchmark, u64::from(requests), Some(max_run), None, None);
+    let job = Job::new(Task::Benchmark, u64::from(requests), Some(max_run), None);
     call.app.worker.submit((0..requests).map(|n| unit(&job, n)).collect::<Result<_>>()?)?;
     call.app.jobs.add(&job);
     let view = progress::wait(&job, wait, &call.cancel, call.notifier.as_ref(), &call.app.worker, true).await?;

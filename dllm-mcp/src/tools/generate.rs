@@ -128,7 +128,7 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
         request.candidate = u64::from(n);
         Ask { request, pieces: Vec::new() }
     };
-    let job = Job::new(Task::Generate, u64::from(args.n), Some(max_run), None, format);
+    let job = Job::new(Task::Generate, u64::from(args.n), Some(max_run), format);
     submit_and_wait(call, job, (0..args.n).map(candidate).collect(), wait).await
 }
 

@@ -62,7 +62,7 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
     let settings = Settings { seed: args.seed, ..Settings::default() };
     let prompt = format!("Complete this text: put what is missing at each [...]. Answer with the whole text.\n\n{shown}");
     let request = settings.request(&prompt, "", None)?;
-    let job = Job::new(Task::Infill, 1, Some(max_run), None, None);
+    let job = Job::new(Task::Infill, 1, Some(max_run), None);
     submit_and_wait(call, job, vec![Ask { request, pieces }], wait).await
 }
 

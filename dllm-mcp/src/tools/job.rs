@@ -116,7 +116,10 @@ pub fn results(app: &App, id: &str, cursor: &str, limit: usize) -> Result<Reply>
             Some(path) => file_page(path.clone(), cursor, limit, !job.view().state.ended()),
             None => answer_page(&job, cursor),
         },
-        Err(fault) => Err(fault),
+        Err(fault) => {
+            let file = uuid::Uuid::try_parse(id).ok().map(|id| app.results_file(id)).filter(|file| file.is_file());
+            file.map_or(Err(fault), |file| file_page(file, cursor, limit, false))
+        }
     }
 }
 

@@ -57,7 +57,7 @@ async fn list(call: &Call) -> Result<Reply> {
 
 async fn change(call: &Call, wait_s: f64, order: impl FnOnce(Arc<Job>) -> Order) -> Result<Reply> {
     let wait = args::wait(wait_s)?;
-    let job = Job::new(Task::Model, 1, None, None, None);
+    let job = Job::new(Task::Model, 1, None, None);
     call.app.worker.order(order(Arc::clone(&job)));
     call.app.jobs.add(&job);
     let view = progress::wait(&job, wait, &call.cancel, call.notifier.as_ref(), &call.app.worker, false).await?;
