@@ -103,7 +103,8 @@ mod tests {
 
     #[test]
     fn json_is_checked_against_the_schema() {
-        let format = Format::new(r#"{"type":"object","required":["n"],"properties":{"n":{"type":"integer"}}}"#).unwrap();
+        let format =
+            Format::new(r#"{"type":"object","required":["n"],"properties":{"n":{"type":"integer"}}}"#).unwrap();
         assert_eq!(format.parse("```json\n{\"n\": 3}\n```").unwrap(), json!({"n": 3}));
         assert!(format.parse("{\"n\": \"3\"}").unwrap_err().contains("does not match"));
         assert!(format.parse("three").unwrap_err().contains("no JSON"));

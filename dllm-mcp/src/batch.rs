@@ -56,7 +56,10 @@ impl Lines {
             self.number += 1;
             if bytes.len() as u64 > MAX_LINE && bytes.last() != Some(&b'\n') {
                 self.skip_line()?;
-                return Ok(Some((self.number, Err(Fault::argument("item", format!("the line is longer than {MAX_LINE} bytes"))))));
+                return Ok(Some((
+                    self.number,
+                    Err(Fault::argument("item", format!("the line is longer than {MAX_LINE} bytes"))),
+                )));
             }
             let line = String::from_utf8(bytes).map_err(|_| Fault::argument("item", "the line is no UTF-8 text"));
             let line = line.map(|line| line.trim_start_matches('\u{feff}').trim().to_owned());
@@ -105,7 +108,9 @@ pub fn survey(input: &Input, recipe: &Recipe, done: &HashSet<String>) -> Result<
     let mut seen = HashSet::new();
     while let Some((number, line)) = lines.next().map_err(|e| read_fault(&e))? {
         match line.and_then(|line| recipe.item(number, &line)) {
-            Ok(item) if !seen.insert(item.id.clone()) => survey.reject(number, format!("the id {:?} came before", item.id)),
+            Ok(item) if !seen.insert(item.id.clone()) => {
+                survey.reject(number, format!("the id {:?} came before", item.id))
+            }
             Ok(item) if done.contains(&item.id) => survey.skipped += 1,
             Ok(_) => survey.accepted += 1,
             Err(fault) => survey.reject(number, fault.message),
@@ -148,7 +153,9 @@ pub fn open_output(path: &Path, existing: Existing) -> Result<(File, HashSet<Str
         Existing::Resume | Existing::Overwrite => options.create(true),
     };
     let mut file = options.open(path).map_err(|e| match e.kind() {
-        io::ErrorKind::AlreadyExists => Fault::new(Kind::PathRefused, format!("{} exists: say resume=true or overwrite=true", path.display())),
+        io::ErrorKind::AlreadyExists => {
+            Fault::new(Kind::PathRefused, format!("{} exists: say resume=true or overwrite=true", path.display()))
+        }
         _ => fault(&e),
     })?;
     if existing == Existing::Overwrite {
@@ -196,7 +203,10 @@ pub struct BatchRun {
 
 impl std::fmt::Debug for BatchRun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BatchRun").field("job", &self.job.id).field("in_flight", &self.in_flight).finish_non_exhaustive()
+        f.debug_struct("BatchRun")
+            .field("job", &self.job.id)
+            .field("in_flight", &self.in_flight)
+            .finish_non_exhaustive()
     }
 }
 

@@ -77,7 +77,15 @@ impl Models {
     fn files(&self) -> Vec<(String, PathBuf)> {
         let mut files: Vec<(String, PathBuf)> = Vec::new();
         let configured = self.model.iter().map(PathBuf::from).filter(|path| is_gguf(path));
-        let mut found: Vec<PathBuf> = self.folder.iter().filter_map(|folder| folder.read_dir().ok()).flatten().flatten().map(|entry| entry.path()).filter(|path| is_gguf(path)).collect();
+        let mut found: Vec<PathBuf> = self
+            .folder
+            .iter()
+            .filter_map(|folder| folder.read_dir().ok())
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| is_gguf(path))
+            .collect();
         found.sort();
         for path in configured.chain(found) {
             if let Some(stem) = path.file_stem().and_then(|stem| stem.to_str())
@@ -94,11 +102,21 @@ impl Models {
             ModelSource::Path(path) => path.display().to_string(),
             ModelSource::Embedded => String::new(),
         };
-        let mut card = ModelCard { id, path, family: String::new(), quantization: String::new(), bytes: 0, fits: false, problem: String::new() };
+        let mut card = ModelCard {
+            id,
+            path,
+            family: String::new(),
+            quantization: String::new(),
+            bytes: 0,
+            fits: false,
+            problem: String::new(),
+        };
         if let ModelSource::Path(path) = &source {
             card.bytes = path.metadata().map_or(0, |meta| meta.len());
         }
-        match Engine::open(&source).and_then(|file| Ok((file.meta().str_opt("general.architecture")?.unwrap_or("").to_owned(), file.quantization()))) {
+        match Engine::open(&source).and_then(|file| {
+            Ok((file.meta().str_opt("general.architecture")?.unwrap_or("").to_owned(), file.quantization()))
+        }) {
             Ok((family, quantization)) => (card.family, card.quantization) = (family, quantization),
             Err(error) => card.problem = error.to_string(),
         }
@@ -118,12 +136,19 @@ fn is_gguf(path: &Path) -> bool {
 
 impl Host for EngineHost {
     fn backend(&self) -> Box<dyn Backend> {
-        Box::new(EngineBackend { models: self.models.clone(), memory: Arc::clone(&self.memory), loaded: None, running: Vec::new() })
+        Box::new(EngineBackend {
+            models: self.models.clone(),
+            memory: Arc::clone(&self.memory),
+            loaded: None,
+            running: Vec::new(),
+        })
     }
 
     fn default_model(&self) -> String {
         match &self.models.model {
-            Some(model) if is_gguf(Path::new(model)) => Path::new(model).file_stem().and_then(|s| s.to_str()).unwrap_or(model).to_owned(),
+            Some(model) if is_gguf(Path::new(model)) => {
+                Path::new(model).file_stem().and_then(|s| s.to_str()).unwrap_or(model).to_owned()
+            }
             Some(id) => id.clone(),
             None => TINY.to_owned(),
         }
@@ -209,7 +234,8 @@ impl Backend for EngineBackend {
         let max_steps = u64::from(request.denoise.max_steps.unwrap_or(engine.settings().max_steps));
         let canvases = request.max_tokens.div_ceil(engine.info().canvas.max(1)) as u64;
         let lane = engine.admit(&request)?;
-        let running = Running { max_steps, total: canvases.saturating_mul(max_steps), pieces: ask.pieces.clone(), gaps };
+        let running =
+            Running { max_steps, total: canvases.saturating_mul(max_steps), pieces: ask.pieces.clone(), gaps };
         if let Some(slot) = self.running.get_mut(lane) {
             *slot = Some(running);
         }
@@ -288,8 +314,11 @@ fn to_answer(engine: &Engine, completion: Completion, running: Option<Running>) 
     let (filled, text) = match running.filter(|running| !running.pieces.is_empty()) {
         None => (Vec::new(), completion.text),
         Some(running) => {
-            let in_gap = |gap: &Range<usize>| completion.tokens.get(gap.start.min(completion.tokens.len())..gap.end.min(completion.tokens.len()));
-            let filled: Vec<String> = running.gaps.iter().map(|gap| engine.vocab().detokenize(in_gap(gap).unwrap_or(&[]), false)).collect();
+            let in_gap = |gap: &Range<usize>| {
+                completion.tokens.get(gap.start.min(completion.tokens.len())..gap.end.min(completion.tokens.len()))
+            };
+            let filled: Vec<String> =
+                running.gaps.iter().map(|gap| engine.vocab().detokenize(in_gap(gap).unwrap_or(&[]), false)).collect();
             let text = assemble(&running.pieces, &filled);
             (filled, text)
         }

@@ -28,9 +28,9 @@ pub async fn serve(
     if !address.ip().is_loopback() {
         return Err(format!("--http {address} is refused: only loopback addresses, as 127.0.0.1:{}", address.port()));
     }
-    let listener = tokio::net::TcpListener::bind(address)
-        .await
-        .map_err(|e| format!("--http {address} cannot be used: {e}; give another port or end the program that holds it"))?;
+    let listener = tokio::net::TcpListener::bind(address).await.map_err(|e| {
+        format!("--http {address} cannot be used: {e}; give another port or end the program that holds it")
+    })?;
     let ending = CancellationToken::new();
     let app = router(server, token, ending.clone());
     let end = async move {

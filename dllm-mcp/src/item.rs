@@ -39,7 +39,16 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         let stop = Vec::new();
-        Self { max_tokens: 512, max_steps: 0, entropy_bound: -1.0, t_min: 0.0, t_max: 0.0, seed: -1, stop, thinking: false }
+        Self {
+            max_tokens: 512,
+            max_steps: 0,
+            entropy_bound: -1.0,
+            t_min: 0.0,
+            t_max: 0.0,
+            seed: -1,
+            stop,
+            thinking: false,
+        }
     }
 }
 
@@ -48,7 +57,11 @@ impl Default for Settings {
 /// # Errors
 /// `BadArgument`.
 pub fn in_range<T: PartialOrd + std::fmt::Display>(name: &str, value: T, min: T, max: T) -> Result<()> {
-    if value >= min && value <= max { Ok(()) } else { Err(Fault::argument(name, format!("{value} is not in {min}..={max}"))) }
+    if value >= min && value <= max {
+        Ok(())
+    } else {
+        Err(Fault::argument(name, format!("{value} is not in {min}..={max}")))
+    }
 }
 
 impl Settings {
@@ -79,16 +92,21 @@ impl Settings {
     pub fn request(&self, prompt: &str, system: &str, format: Option<&Format>) -> Result<Request> {
         self.check()?;
         if prompt.trim().is_empty() || prompt.len() > MAX_PROMPT || system.len() > MAX_PROMPT {
-            return Err(Fault::argument("prompt", format!("it has {} bytes, not 1 to {MAX_PROMPT} with some text", prompt.len())));
+            return Err(Fault::argument(
+                "prompt",
+                format!("it has {} bytes, not 1 to {MAX_PROMPT} with some text", prompt.len()),
+            ));
         }
         let mut messages = Vec::new();
         let instruction = format.map(Format::instruction);
-        let system: Vec<&str> = [Some(system), instruction.as_deref()].into_iter().flatten().filter(|s| !s.is_empty()).collect();
+        let system: Vec<&str> =
+            [Some(system), instruction.as_deref()].into_iter().flatten().filter(|s| !s.is_empty()).collect();
         if !system.is_empty() {
             messages.push(Message::system(system.join("\n\n")));
         }
         messages.push(Message::user(prompt));
-        let mut request = Request::new(Prompt::Messages(messages)).max_tokens(self.max_tokens as usize).seed(self.seed());
+        let mut request =
+            Request::new(Prompt::Messages(messages)).max_tokens(self.max_tokens as usize).seed(self.seed());
         request.denoise.max_steps = (self.max_steps > 0).then_some(self.max_steps);
         request.denoise.entropy_bound = (self.entropy_bound >= 0.0).then_some(self.entropy_bound as f32);
         request.denoise.t_min = (self.t_min > 0.0).then_some(self.t_min as f32);
@@ -130,7 +148,8 @@ impl Recipe {
     /// # Errors
     /// Why it cannot be used, in words.
     pub fn item(&self, number: u64, line: &str) -> Result<Item> {
-        let value: Value = serde_json::from_str(line).map_err(|e| Fault::argument("item", format!("it is no JSON: {e}")))?;
+        let value: Value =
+            serde_json::from_str(line).map_err(|e| Fault::argument("item", format!("it is no JSON: {e}")))?;
         let Value::Object(mut fields) = value else {
             return Err(Fault::argument("item", "it is no JSON object"));
         };
@@ -138,7 +157,9 @@ impl Recipe {
             None => format!("line-{number}"),
             Some(Value::String(id)) if !id.is_empty() && id.len() <= 256 => id,
             Some(Value::Number(id)) => id.to_string(),
-            Some(other) => return Err(Fault::argument("id", format!("{} is no text of 1 to 256 bytes", short(&other)))),
+            Some(other) => {
+                return Err(Fault::argument("id", format!("{} is no text of 1 to 256 bytes", short(&other))));
+            }
         };
         let settings = match fields.remove("overrides") {
             None => self.settings.clone(),
@@ -146,7 +167,8 @@ impl Recipe {
         };
         let mut system = take_text(&mut fields, "system")?;
         if !self.instruction.is_empty() {
-            system = if system.is_empty() { self.instruction.clone() } else { format!("{system}\n\n{}", self.instruction) };
+            system =
+                if system.is_empty() { self.instruction.clone() } else { format!("{system}\n\n{}", self.instruction) };
         }
         let prompt = if self.template.is_empty() {
             let prompt = take_text(&mut fields, "prompt")?;
@@ -212,7 +234,11 @@ mod tests {
     use super::*;
 
     fn recipe(template: &str) -> Recipe {
-        Recipe { template: template.into(), settings: Settings { max_tokens: 9, ..Settings::default() }, instruction: String::new() }
+        Recipe {
+            template: template.into(),
+            settings: Settings { max_tokens: 9, ..Settings::default() },
+            instruction: String::new(),
+        }
     }
 
     fn prompt(item: &Item) -> &str {
@@ -238,12 +264,21 @@ mod tests {
         let item = recipe("").item(1, r#"{"prompt":"p","overrides":{"seed":5}}"#).unwrap();
         assert_eq!((item.ask.request.max_tokens, item.ask.request.seed), (9, Some(5)));
         assert!(recipe("").item(1, r#"{"prompt":"p","overrides":{"sed":5}}"#).unwrap_err().message.contains("sed"));
-        assert!(recipe("").item(1, r#"{"prompt":"p","overrides":{"t_min":99}}"#).unwrap_err().message.contains("t_min"));
+        assert!(
+            recipe("").item(1, r#"{"prompt":"p","overrides":{"t_min":99}}"#).unwrap_err().message.contains("t_min")
+        );
     }
 
     #[test]
     fn what_is_no_item_is_refused_with_its_reason() {
-        for line in ["[1]", "{", r#"{"prompt":3}"#, r#"{"id":{},"prompt":"p"}"#, r#"{"prompt":"p","typo":1}"#, r#"{"prompt":" "}"#] {
+        for line in [
+            "[1]",
+            "{",
+            r#"{"prompt":3}"#,
+            r#"{"id":{},"prompt":"p"}"#,
+            r#"{"prompt":"p","typo":1}"#,
+            r#"{"prompt":" "}"#,
+        ] {
             assert!(recipe("").item(1, line).is_err(), "{line}");
         }
     }

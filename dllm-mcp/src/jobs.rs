@@ -107,7 +107,9 @@ pub struct View {
 impl View {
     /// Requests per second since the start.
     pub fn rate(&self) -> f64 {
-        let seconds = self.started.map_or(0.0, |start| self.ended.unwrap_or_else(Instant::now).duration_since(start).as_secs_f64());
+        let seconds = self
+            .started
+            .map_or(0.0, |start| self.ended.unwrap_or_else(Instant::now).duration_since(start).as_secs_f64());
         if seconds > 0.0 { self.done as f64 / seconds } else { 0.0 }
     }
 
@@ -117,7 +119,11 @@ impl View {
             return Some(0.0);
         }
         let start = self.started?;
-        let share = if self.total > 1 { self.done as f64 / self.total as f64 } else { self.steps as f64 / self.steps_total.max(1) as f64 };
+        let share = if self.total > 1 {
+            self.done as f64 / self.total as f64
+        } else {
+            self.steps as f64 / self.steps_total.max(1) as f64
+        };
         (share > 0.0).then(|| start.elapsed().as_secs_f64() * (1.0 - share) / share)
     }
 }
@@ -159,7 +165,14 @@ impl Job {
         Self::build(id, Task::Batch, total, None, Some(output), format)
     }
 
-    fn build(id: Uuid, task: Task, total: u64, max_run: Option<Duration>, output: Option<PathBuf>, format: Option<Format>) -> Arc<Self> {
+    fn build(
+        id: Uuid,
+        task: Task,
+        total: u64,
+        max_run: Option<Duration>,
+        output: Option<PathBuf>,
+        format: Option<Format>,
+    ) -> Arc<Self> {
         let view = View {
             state: State::Queued,
             done: 0,
@@ -348,7 +361,12 @@ impl Jobs {
     pub fn get(&self, id: &str) -> Result<Arc<Job>> {
         let job = Uuid::try_parse(id).ok().and_then(|id| self.lock().iter().find(|job| job.id == id).cloned());
         let shown: String = id.chars().take(64).collect();
-        job.ok_or_else(|| Fault::new(Kind::UnknownJob, format!("there is no job {shown:?}: jobs are kept for 1 hour, at most {KEPT_JOBS}")))
+        job.ok_or_else(|| {
+            Fault::new(
+                Kind::UnknownJob,
+                format!("there is no job {shown:?}: jobs are kept for 1 hour, at most {KEPT_JOBS}"),
+            )
+        })
     }
 
     /// All of them, the newest first.

@@ -15,7 +15,9 @@ impl Roots {
     /// `PathRefused` where a folder cannot be opened.
     pub fn new(folders: &[PathBuf]) -> Result<Self> {
         let canonical = |folder: &PathBuf| {
-            folder.canonicalize().map_err(|e| refused(&folder.display().to_string(), format!("the root cannot be opened: {e}")))
+            folder
+                .canonicalize()
+                .map_err(|e| refused(&folder.display().to_string(), format!("the root cannot be opened: {e}")))
         };
         Ok(Self(folders.iter().map(canonical).collect::<Result<_>>()?))
     }
@@ -97,7 +99,9 @@ fn check_words(path: &str) -> Result<()> {
     if cfg!(windows) && without_drive.len() < path.len() && !without_drive.starts_with(['\\', '/']) {
         return Err(refused(path, "a drive without a folder depends on the process"));
     }
-    if Path::new(path).components().any(|part| part == Component::ParentDir) || path.split(['/', '\\']).any(|part| part == "..") {
+    if Path::new(path).components().any(|part| part == Component::ParentDir)
+        || path.split(['/', '\\']).any(|part| part == "..")
+    {
         return Err(refused(path, "'..' is not allowed"));
     }
     match path.split(['/', '\\']).find(|part| is_device(part)) {

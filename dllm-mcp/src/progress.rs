@@ -85,7 +85,8 @@ impl Told {
         if cancel.is_cancelled() || view.state.ended() {
             return;
         }
-        let mut note = ProgressNotificationParam::new(notifier.token.clone(), value).with_message(message(&view, engine));
+        let mut note =
+            ProgressNotificationParam::new(notifier.token.clone(), value).with_message(message(&view, engine));
         if total >= value && total > 0.0 {
             note = note.with_total(total);
         }

@@ -15,7 +15,11 @@ const ENTRIES: &[Entry] = &[
     Entry {
         name: "synth_jsonl",
         about: "Make synthetic data: many rows from one description, as JSONL",
-        arguments: &[("topic", "What the rows are about"), ("rows", "How many rows"), ("json_schema", "JSON schema of a row")],
+        arguments: &[
+            ("topic", "What the rows are about"),
+            ("rows", "How many rows"),
+            ("json_schema", "JSON schema of a row"),
+        ],
         text: "Make {rows} rows of synthetic data about: {topic}.\n\nThink of {rows} different short situations. Call dllm_batch with \
                items_json = a JSON array of objects {\"id\": ..., \"situation\": ...}, template = \"Write one JSON object about \
                {topic}. Situation: {{situation}}\", and json_schema = {json_schema}. Then call dllm_job operation=wait until state is \
@@ -39,8 +43,11 @@ const ENTRIES: &[Entry] = &[
 
 /// All prompts.
 pub fn list() -> Vec<Prompt> {
-    let argument = |(name, about): &(&str, &str)| PromptArgument::new(*name).with_description(*about).with_required(true);
-    let prompt = |entry: &Entry| Prompt::new(entry.name, Some(entry.about), Some(entry.arguments.iter().map(argument).collect()));
+    let argument =
+        |(name, about): &(&str, &str)| PromptArgument::new(*name).with_description(*about).with_required(true);
+    let prompt = |entry: &Entry| {
+        Prompt::new(entry.name, Some(entry.about), Some(entry.arguments.iter().map(argument).collect()))
+    };
     ENTRIES.iter().map(prompt).collect()
 }
 
@@ -57,7 +64,8 @@ pub fn get(name: &str, arguments: &JsonObject) -> Result<GetPromptResult, ErrorD
     // Arguments are put in one pass, so that braces inside them stay as they are.
     while let Some((start, name, end)) = next_argument(rest, entry) {
         let value = arguments.get(name).and_then(|value| value.as_str());
-        let value = value.ok_or_else(|| ErrorData::invalid_params(format!("the argument {name:?} is missing or no text"), None))?;
+        let value = value
+            .ok_or_else(|| ErrorData::invalid_params(format!("the argument {name:?} is missing or no text"), None))?;
         text.push_str(rest.get(..start).unwrap_or(""));
         text.push_str(value);
         rest = rest.get(end..).unwrap_or("");

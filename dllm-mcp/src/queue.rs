@@ -49,7 +49,13 @@ pub struct Queue {
 impl Queue {
     /// A queue for at most `capacity` interactive requests.
     pub fn new(capacity: usize) -> Self {
-        Self { capacity, interactive: VecDeque::new(), batches: VecDeque::new(), interactive_run: 0, orders: VecDeque::new() }
+        Self {
+            capacity,
+            interactive: VecDeque::new(),
+            batches: VecDeque::new(),
+            interactive_run: 0,
+            orders: VecDeque::new(),
+        }
     }
 
     /// Interactive requests that wait.
@@ -74,7 +80,10 @@ impl Queue {
     pub fn push(&mut self, units: Vec<Unit>) -> Result<()> {
         if self.interactive.len().saturating_add(units.len()) > self.capacity {
             let (waiting, new) = (self.interactive.len(), units.len());
-            return Err(Fault::new(Kind::QueueFull, format!("{waiting} of {} places are taken, {new} more do not fit", self.capacity)));
+            return Err(Fault::new(
+                Kind::QueueFull,
+                format!("{waiting} of {} places are taken, {new} more do not fit", self.capacity),
+            ));
         }
         self.interactive.extend(units);
         Ok(())

@@ -139,7 +139,10 @@ mod tests {
     #[test]
     fn any_text_fits() {
         for filler in ["x", "\"", "\\", "\n", "ü", "\u{1}"] {
-            let result = to_result(Ok(Reply::new("done", json!({"text": filler.repeat(400_000), "other": [filler.repeat(9000)]}))));
+            let result = to_result(Ok(Reply::new(
+                "done",
+                json!({"text": filler.repeat(400_000), "other": [filler.repeat(9000)]}),
+            )));
             assert!(line(&result).len() < 60 * 1024, "{filler:?} {}", line(&result).len());
             assert!(line(&result).contains("texts were cut"));
         }

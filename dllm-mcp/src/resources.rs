@@ -32,7 +32,11 @@ pub fn templates() -> Vec<ResourceTemplate> {
     vec![
         template("dllm://models/{id}", "model", "A model that can be loaded"),
         template("dllm://jobs/{id}", "job", "State of a job"),
-        template("dllm://jobs/{id}/results", "results", "First page of a job's results; dllm_job operation=results has the others"),
+        template(
+            "dllm://jobs/{id}/results",
+            "results",
+            "First page of a job's results; dllm_job operation=results has the others",
+        ),
     ]
 }
 
@@ -61,7 +65,10 @@ async fn model(app: &Arc<App>, id: &str) -> Result<Value, Fault> {
     let app = Arc::clone(app);
     let cards = tokio::task::spawn_blocking(move || app.host.models()).await;
     let cards = cards.map_err(|_| Fault::new(Kind::Internal, "the models cannot be listed"))?;
-    let card = cards.into_iter().find(|card| card.id == id).ok_or_else(|| Fault::argument("model", format!("there is no model {id:?}")))?;
+    let card = cards
+        .into_iter()
+        .find(|card| card.id == id)
+        .ok_or_else(|| Fault::argument("model", format!("there is no model {id:?}")))?;
     serde_json::to_value(card).map_err(|e| Fault::new(Kind::Internal, e.to_string()))
 }
 

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use rmcp::ServerHandler;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CompleteRequestParams, CompleteResult, CompletionInfo, GetPromptRequestParams,
-    GetPromptResponse, Implementation, ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult,
-    PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig,
+    CallToolRequestParams, CallToolResponse, CompleteRequestParams, CompleteResult, CompletionInfo,
+    GetPromptRequestParams, GetPromptResponse, Implementation, ListPromptsResult, ListResourceTemplatesResult,
+    ListResourcesResult, ListToolsResult, PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse,
+    ServerCapabilities, ServerConfig,
 };
 use rmcp::service::{RequestContext, RoleServer};
 use rmcp::{ErrorData, model::Tool};
@@ -79,7 +80,8 @@ impl Server {
         let own = config.state_dir().join("files");
         let results = config.results_dir();
         for folder in [&own, &results] {
-            std::fs::create_dir_all(folder).map_err(|e| Fault::new(Kind::PathRefused, format!("cannot create {}: {e}", folder.display())))?;
+            std::fs::create_dir_all(folder)
+                .map_err(|e| Fault::new(Kind::PathRefused, format!("cannot create {}: {e}", folder.display())))?;
         }
         if folders.is_empty() {
             folders.push(own);
@@ -106,13 +108,22 @@ impl Server {
 
 impl ServerHandler for Server {
     fn get_info(&self) -> ServerConfig {
-        let capabilities =
-            ServerCapabilities::builder().enable_tools().enable_resources().enable_prompts().enable_completions().build();
-        let identity = Implementation::new("diffusion-llm-mcp", env!("CARGO_PKG_VERSION")).with_title("DiffusionGemma (batch)");
+        let capabilities = ServerCapabilities::builder()
+            .enable_tools()
+            .enable_resources()
+            .enable_prompts()
+            .enable_completions()
+            .build();
+        let identity =
+            Implementation::new("diffusion-llm-mcp", env!("CARGO_PKG_VERSION")).with_title("DiffusionGemma (batch)");
         ServerConfig::new(capabilities).with_server_info(identity).with_instructions(INSTRUCTIONS)
     }
 
-    async fn list_tools(&self, _: Option<PaginatedRequestParams>, _: RequestContext<RoleServer>) -> Result<ListToolsResult, ErrorData> {
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
         Ok(ListToolsResult::with_all_items(tools::list()))
     }
 
@@ -120,13 +131,18 @@ impl ServerHandler for Server {
         tools::list().into_iter().find(|tool| tool.name == name)
     }
 
-    async fn call_tool(&self, request: CallToolRequestParams, context: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
         if !tools::NAMES.contains(&request.name.as_ref()) {
             let message = format!("there is no tool {:?}: {}", request.name, tools::NAMES.join(", "));
             return Err(ErrorData::invalid_params(message, None));
         }
         let heartbeat = self.0.config.heartbeat;
-        let notifier = context.meta.get_progress_token().map(|token| Notifier { peer: context.peer.clone(), token, heartbeat });
+        let notifier =
+            context.meta.get_progress_token().map(|token| Notifier { peer: context.peer.clone(), token, heartbeat });
         let call = Call { app: Arc::clone(&self.0), cancel: context.ct.clone(), notifier };
         let arguments = request.arguments.unwrap_or_default();
         // A task of its own: a panic in it would otherwise be a call that is never answered.
@@ -138,7 +154,11 @@ impl ServerHandler for Server {
         Ok(CallToolResponse::from(reply::to_result(reply)))
     }
 
-    async fn list_resources(&self, _: Option<PaginatedRequestParams>, _: RequestContext<RoleServer>) -> Result<ListResourcesResult, ErrorData> {
+    async fn list_resources(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListResourcesResult, ErrorData> {
         Ok(ListResourcesResult::with_all_items(resources::list(&self.0)))
     }
 
@@ -150,19 +170,35 @@ impl ServerHandler for Server {
         Ok(ListResourceTemplatesResult::with_all_items(resources::templates()))
     }
 
-    async fn read_resource(&self, request: ReadResourceRequestParams, _: RequestContext<RoleServer>) -> Result<ReadResourceResponse, ErrorData> {
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
         resources::read(&self.0, &request.uri).await.map(ReadResourceResponse::from)
     }
 
-    async fn list_prompts(&self, _: Option<PaginatedRequestParams>, _: RequestContext<RoleServer>) -> Result<ListPromptsResult, ErrorData> {
+    async fn list_prompts(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListPromptsResult, ErrorData> {
         Ok(ListPromptsResult::with_all_items(prompts::list()))
     }
 
-    async fn get_prompt(&self, request: GetPromptRequestParams, _: RequestContext<RoleServer>) -> Result<GetPromptResponse, ErrorData> {
+    async fn get_prompt(
+        &self,
+        request: GetPromptRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<GetPromptResponse, ErrorData> {
         prompts::get(&request.name, &request.arguments.unwrap_or_default()).map(GetPromptResponse::from)
     }
 
-    async fn complete(&self, request: CompleteRequestParams, _: RequestContext<RoleServer>) -> Result<CompleteResult, ErrorData> {
+    async fn complete(
+        &self,
+        request: CompleteRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<CompleteResult, ErrorData> {
         let mut values = resources::complete(&self.0, &request.argument.name, &request.argument.value).await;
         values.truncate(CompletionInfo::MAX_VALUES);
         let values = CompletionInfo::with_all_values(values).map_err(|e| ErrorData::internal_error(e, None))?;

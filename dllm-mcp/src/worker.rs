@@ -31,7 +31,9 @@ impl Engine {
     pub fn json(&self) -> Value {
         match self {
             Self::Unloaded => json!({"state": "unloaded"}),
-            Self::Loading(id, done, total) => json!({"state": "loading", "id": id, "bytes": done, "bytes_total": total}),
+            Self::Loading(id, done, total) => {
+                json!({"state": "loading", "id": id, "bytes": done, "bytes_total": total})
+            }
             Self::Ready(loaded) => json!({"state": "ready", "loaded": loaded}),
             Self::Failed(fault) => json!({"state": "failed", "message": fault.message, "type": fault.kind.name()}),
         }
@@ -206,13 +208,23 @@ impl Runner {
                 self.unload();
                 continue;
             }
-            let nap = if self.loaded { self.idle.unwrap_or(Duration::MAX).min(Duration::from_secs(60)) } else { Duration::from_secs(60) };
+            let nap = if self.loaded {
+                self.idle.unwrap_or(Duration::MAX).min(Duration::from_secs(60))
+            } else {
+                Duration::from_secs(60)
+            };
             drop(self.shared.wake.wait_timeout(queue, nap));
         }
     }
 
     fn cancel_lanes(&mut self) {
-        let over: Vec<_> = self.lanes.iter().enumerate().filter(|(_, unit)| unit.as_ref().is_some_and(|u| u.job.over().is_some())).map(|(lane, _)| lane).collect();
+        let over: Vec<_> = self
+            .lanes
+            .iter()
+            .enumerate()
+            .filter(|(_, unit)| unit.as_ref().is_some_and(|u| u.job.over().is_some()))
+            .map(|(lane, _)| lane)
+            .collect();
         for lane in over {
             self.guarded(|backend| backend.cancel(lane));
         }
@@ -302,7 +314,9 @@ impl Runner {
                     unit.job.start();
                     self.lanes[lane] = Some(unit);
                 }
-                Some(Ok(lane)) => self.finish(unit, Err(Fault::new(Kind::Internal, format!("lane {lane} is not free")))),
+                Some(Ok(lane)) => {
+                    self.finish(unit, Err(Fault::new(Kind::Internal, format!("lane {lane} is not free"))))
+                }
                 Some(Err(fault)) => self.finish(unit, Err(fault)),
                 None => {
                     self.finish(unit, Err(panicked()));

@@ -20,9 +20,15 @@ async fn run(client: &mut Client, input: &str, more: Value) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn windows_lines_blank_lines_and_a_byte_order_mark_are_no_trouble() {
     let mut client = Client::start(Script::default()).await;
-    let reply = run(&mut client, "\u{feff}{\"id\":\"ä\",\"x\":1}\r\n\r\n{\"x\":2}", json!({"template": "x={{x}}"})).await;
-    assert_eq!((reply["data"]["accepted"].clone(), reply["data"]["state"].clone()), (json!(2), json!("done")), "{reply}");
-    let mut texts: Vec<_> = lines(&client, "out.jsonl").iter().map(|line| (line["id"].clone(), line["text"].clone())).collect();
+    let reply =
+        run(&mut client, "\u{feff}{\"id\":\"ä\",\"x\":1}\r\n\r\n{\"x\":2}", json!({"template": "x={{x}}"})).await;
+    assert_eq!(
+        (reply["data"]["accepted"].clone(), reply["data"]["state"].clone()),
+        (json!(2), json!("done")),
+        "{reply}"
+    );
+    let mut texts: Vec<_> =
+        lines(&client, "out.jsonl").iter().map(|line| (line["id"].clone(), line["text"].clone())).collect();
     texts.sort_by_key(|(id, _)| id.to_string());
     assert_eq!(texts, [(json!("line-3"), json!("echo x=2")), (json!("ä"), json!("echo x=1"))]);
 }
@@ -31,10 +37,17 @@ async fn windows_lines_blank_lines_and_a_byte_order_mark_are_no_trouble() {
 async fn rejected_items_are_named_with_their_reason() {
     let mut client = Client::start(Script::default()).await;
     let long = "y".repeat(1_100_000);
-    let input = format!("{{\"id\":\"a\",\"prompt\":\"p\"}}\nnonsense\n{{\"id\":\"a\",\"prompt\":\"q\"}}\n{long}\n{{\"id\":\"b\",\"prompt\":\"p\"}}\n");
+    let input = format!(
+        "{{\"id\":\"a\",\"prompt\":\"p\"}}\nnonsense\n{{\"id\":\"a\",\"prompt\":\"q\"}}\n{long}\n{{\"id\":\"b\",\"prompt\":\"p\"}}\n"
+    );
     let reply = run(&mut client, &input, json!({})).await;
-    assert_eq!((reply["data"]["accepted"].clone(), reply["data"]["rejected_count"].clone()), (json!(2), json!(3)), "{reply}");
-    let told: Vec<_> = reply["data"]["rejected"].as_array().unwrap().iter().map(|r| r["line"].as_u64().unwrap()).collect();
+    assert_eq!(
+        (reply["data"]["accepted"].clone(), reply["data"]["rejected_count"].clone()),
+        (json!(2), json!(3)),
+        "{reply}"
+    );
+    let told: Vec<_> =
+        reply["data"]["rejected"].as_array().unwrap().iter().map(|r| r["line"].as_u64().unwrap()).collect();
     assert_eq!(told, [2, 3, 4]);
     assert_eq!(lines(&client, "out.jsonl").len(), 2);
 }
@@ -47,18 +60,27 @@ async fn resume_skips_what_is_ok_and_redoes_the_torn_line_and_failures() {
     let input = "{\"id\":\"a\",\"prompt\":\"p\"}\n{\"id\":\"b\",\"prompt\":\"p\"}\n{\"id\":\"c\",\"prompt\":\"p\"}\n";
     let reply = run(&mut client, input, json!({})).await;
     assert_eq!((reply["data"]["accepted"].clone(), reply["data"]["skipped"].clone()), (json!(2), json!(1)), "{reply}");
-    let mut ok: Vec<_> = lines(&client, "out.jsonl").into_iter().filter(|l| l["ok"] == true).map(|l| l["id"].as_str().unwrap().to_owned()).collect();
+    let mut ok: Vec<_> = lines(&client, "out.jsonl")
+        .into_iter()
+        .filter(|l| l["ok"] == true)
+        .map(|l| l["id"].as_str().unwrap().to_owned())
+        .collect();
     ok.sort();
     assert_eq!(ok, ["a", "b", "c"]);
     // Nothing is left to do, and that is no error.
     let again = run(&mut client, input, json!({})).await;
-    assert_eq!((again["data"]["accepted"].clone(), again["data"]["state"].clone()), (json!(0), json!("done")), "{again}");
+    assert_eq!(
+        (again["data"]["accepted"].clone(), again["data"]["state"].clone()),
+        (json!(0), json!("done")),
+        "{again}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_that_miss_the_schema_are_not_ok() {
     let mut client = Client::start(Script::default()).await;
-    let reply = run(&mut client, "{\"id\":\"a\",\"prompt\":\"p\"}\n", json!({"json_schema": "{\"type\":\"object\"}"})).await;
+    let reply =
+        run(&mut client, "{\"id\":\"a\",\"prompt\":\"p\"}\n", json!({"json_schema": "{\"type\":\"object\"}"})).await;
     assert_eq!(reply["data"]["failed"], 1, "{reply}");
     let line = &lines(&client, "out.jsonl")[0];
     assert_eq!((line["ok"].clone(), line["error"]["type"].clone()), (json!(false), json!("invalid_json")));
@@ -68,7 +90,8 @@ async fn answers_that_miss_the_schema_are_not_ok() {
 async fn an_item_that_panics_does_not_end_the_batch() {
     let script = Script { lanes: 1, ..Script::default() };
     let mut client = Client::start(script).await;
-    let input = "{\"id\":\"a\",\"prompt\":\"p\"}\n{\"id\":\"b\",\"prompt\":\"panic\"}\n{\"id\":\"c\",\"prompt\":\"p\"}\n";
+    let input =
+        "{\"id\":\"a\",\"prompt\":\"p\"}\n{\"id\":\"b\",\"prompt\":\"panic\"}\n{\"id\":\"c\",\"prompt\":\"p\"}\n";
     let reply = run(&mut client, input, json!({})).await;
     assert_eq!((reply["data"]["state"].clone(), reply["data"]["failed"].clone()), (json!("done"), json!(1)), "{reply}");
     assert_eq!(lines(&client, "out.jsonl").len(), 3);

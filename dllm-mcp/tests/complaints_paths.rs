@@ -24,11 +24,34 @@ fn c20_what_is_outside_is_refused() {
     let (folder, roots) = roots();
     let absolute = |name: &str| folder.path().join(name).display().to_string();
     let bad = [
-        "", " ", "../secret.jsonl", "sub/../../secret.jsonl", "..\\secret.jsonl", "sub/..", "/etc/passwd", "//server/share/x", "\\\\server\\share\\x",
-        "\\\\?\\C:\\x", "\\\\.\\pipe\\x", "in.jsonl:stream", "in.jsonl::$DATA", "NUL", "nul.txt", "sub/CON", "com1.jsonl", "LPT9", "aux .txt", "COM¹",
-        "conin$", "a\0b",
+        "",
+        " ",
+        "../secret.jsonl",
+        "sub/../../secret.jsonl",
+        "..\\secret.jsonl",
+        "sub/..",
+        "/etc/passwd",
+        "//server/share/x",
+        "\\\\server\\share\\x",
+        "\\\\?\\C:\\x",
+        "\\\\.\\pipe\\x",
+        "in.jsonl:stream",
+        "in.jsonl::$DATA",
+        "NUL",
+        "nul.txt",
+        "sub/CON",
+        "com1.jsonl",
+        "LPT9",
+        "aux .txt",
+        "COM¹",
+        "conin$",
+        "a\0b",
     ];
-    for path in bad.map(str::to_owned).into_iter().chain([absolute("secret.jsonl"), absolute("roöt with blanks2/in.jsonl"), "x".repeat(5000)]) {
+    for path in bad.map(str::to_owned).into_iter().chain([
+        absolute("secret.jsonl"),
+        absolute("roöt with blanks2/in.jsonl"),
+        "x".repeat(5000),
+    ]) {
         assert_eq!(roots.input(&path).unwrap_err().kind, Kind::PathRefused, "{path:?} was read");
         assert_eq!(roots.output(&path).unwrap_err().kind, Kind::PathRefused, "{path:?} was written");
     }
@@ -71,7 +94,8 @@ async fn c20_outputs_are_not_overwritten_unasked() {
     let reply = client.call("dllm_batch", arguments).await;
     assert_eq!(reply["error"]["type"], "path_refused", "{reply}");
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "precious\n");
-    let arguments = json!({"items_json": items, "output_path": "out.jsonl", "resume": false, "overwrite": true, "wait_s": 5});
+    let arguments =
+        json!({"items_json": items, "output_path": "out.jsonl", "resume": false, "overwrite": true, "wait_s": 5});
     assert_eq!(client.call("dllm_batch", arguments).await["data"]["state"], "done");
     assert!(std::fs::read_to_string(&out).unwrap().starts_with("{\"id\":\"a\",\"ok\":true"));
 }

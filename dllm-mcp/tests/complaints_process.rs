@@ -202,7 +202,11 @@ fn c15_two_servers_at_once() {
     let question = json!({"prompt": "2 + 2 =", "max_tokens": 16});
     assert_eq!(first.call("dllm_generate", &question)["success"], true);
     let busy = second.call("dllm_generate", &question);
-    assert_eq!((busy["error"]["type"].clone(), busy["error"]["retryable"].clone()), (json!("gpu_busy"), json!(true)), "{busy}");
+    assert_eq!(
+        (busy["error"]["type"].clone(), busy["error"]["retryable"].clone()),
+        (json!("gpu_busy"), json!(true)),
+        "{busy}"
+    );
     assert!(busy["message"].as_str().unwrap().contains(&first.child.id().to_string()), "{busy}");
     first.call("dllm_models", &json!({"operation": "unload"}));
     assert_eq!(second.call("dllm_generate", &question)["success"], true);
@@ -214,18 +218,29 @@ fn c05_c16_a_model_path_with_blanks_and_umlauts_that_is_missing_or_damaged() {
     let folder = state.path().join("Größe mit Leerzeichen");
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(folder.join("kaputt ä.gguf"), b"GGUFnonsense").unwrap();
-    std::fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/../dllm-engine/assets/dllm-tiny-q8_0.gguf"), folder.join("tiny ö.gguf")).unwrap();
+    std::fs::copy(
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../dllm-engine/assets/dllm-tiny-q8_0.gguf"),
+        folder.join("tiny ö.gguf"),
+    )
+    .unwrap();
     let missing = folder.join("fehlt.gguf");
-    let mut program = Program::start(state.path(), &["--model", missing.to_str().unwrap(), "--model-dir", folder.to_str().unwrap()]);
+    let mut program =
+        Program::start(state.path(), &["--model", missing.to_str().unwrap(), "--model-dir", folder.to_str().unwrap()]);
     assert_eq!(program.request("tools/list", &json!({}))["result"]["tools"].as_array().unwrap().len(), 8);
     let reply = program.call("dllm_generate", &json!({"prompt": "p"}));
     assert_eq!(reply["error"]["type"], "load_failed", "{reply}");
     let damaged = program.call("dllm_models", &json!({"operation": "load", "model": "kaputt ä"}));
     assert_eq!(damaged["error"]["type"], "load_failed", "{damaged}");
     let list = program.call("dllm_models", &json!({"operation": "list"}));
-    assert!(list["data"]["models"].as_array().unwrap().iter().any(|m| m["id"] == "tiny ö" && m["fits"] == true), "{list}");
+    assert!(
+        list["data"]["models"].as_array().unwrap().iter().any(|m| m["id"] == "tiny ö" && m["fits"] == true),
+        "{list}"
+    );
     assert_eq!(program.call("dllm_models", &json!({"operation": "load", "model": "tiny ö"}))["success"], true);
-    assert_eq!(program.call("dllm_generate", &json!({"prompt": "86 + 45 =", "seed": 1, "max_tokens": 32}))["data"]["text"], "131");
+    assert_eq!(
+        program.call("dllm_generate", &json!({"prompt": "86 + 45 =", "seed": 1, "max_tokens": 32}))["data"]["text"],
+        "131"
+    );
 }
 
 #[test]
@@ -252,7 +267,8 @@ fn a_fleet_host_gets_two_hundred_rows() {
 fn a_batch_killed_at_random_moments_is_completed() {
     let state = tempfile::tempdir().unwrap();
     let out = state.path().join("files/out.jsonl");
-    let arguments = json!({"input_path": "in.jsonl", "output_path": "out.jsonl", "template": "{{a}} + {{b}} =", "max_tokens": 16});
+    let arguments =
+        json!({"input_path": "in.jsonl", "output_path": "out.jsonl", "template": "{{a}} + {{b}} =", "max_tokens": 16});
     std::fs::create_dir_all(state.path().join("files")).unwrap();
     let kills = std::env::var("DLLM_TEST_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10_u64);
     let items = 40 + 4 * usize::try_from(kills).unwrap();
@@ -281,7 +297,17 @@ fn memory_threads_and_descriptors_stay_flat() {
     let proc = std::path::PathBuf::from(format!("/proc/{}", program.child.id()));
     let measure = || {
         let status = std::fs::read_to_string(proc.join("status")).unwrap();
-        let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).unwrap().split_whitespace().next().unwrap().parse::<u64>().unwrap();
+        let field = |name: &str| {
+            status
+                .lines()
+                .find_map(|l| l.strip_prefix(name))
+                .unwrap()
+                .split_whitespace()
+                .next()
+                .unwrap()
+                .parse::<u64>()
+                .unwrap()
+        };
         (field("VmRSS:"), field("Threads:"), std::fs::read_dir(proc.join("fd")).unwrap().count() as u64)
     };
     let calls = std::env::var("DLLM_TEST_CALLS").ok().and_then(|n| n.parse().ok()).unwrap_or(300_u64);
@@ -296,5 +322,8 @@ fn memory_threads_and_descriptors_stay_flat() {
     }
     let (memory_after, threads_after, files_after) = measure();
     assert!(memory_after <= memory + memory / 50, "{memory} kB became {memory_after} kB");
-    assert!(threads_after <= threads + 1 && files_after <= files, "threads {threads}..{threads_after}, files {files}..{files_after}");
+    assert!(
+        threads_after <= threads + 1 && files_after <= files,
+        "threads {threads}..{threads_after}, files {files}..{files_after}"
+    );
 }

@@ -48,7 +48,8 @@ async fn c06_junk_version() {
 #[tokio::test(flavor = "multi_thread")]
 async fn c11_a_huge_result_is_cut_and_linked() {
     let mut client = Client::start(Script::default()).await;
-    let id = client.request("tools/call", json!({"name": "dllm_generate", "arguments": {"prompt": "long=500000"}})).await;
+    let id =
+        client.request("tools/call", json!({"name": "dllm_generate", "arguments": {"prompt": "long=500000"}})).await;
     let reply = client.reply(id).await;
     let body = body(&reply);
     assert!(body["cut"].is_string());
@@ -84,7 +85,9 @@ async fn c12_the_largest_reply_of_each_kind_fits_a_64_kib_reader() {
     client.call("dllm_job", json!({"operation": "list", "limit": 200})).await;
     let id = client.request("resources/list", json!({})).await;
     client.reply(id).await;
-    let id = client.request("resources/read", json!({"uri": format!("dllm://jobs/{}/results", job.as_str().unwrap())})).await;
+    let id = client
+        .request("resources/read", json!({"uri": format!("dllm://jobs/{}/results", job.as_str().unwrap())}))
+        .await;
     assert!(client.reply(id).await.get("result").is_some());
     for topic in ["routing", "limits", "examples"] {
         client.call("dllm_help", json!({"topic": topic})).await;
@@ -105,7 +108,10 @@ async fn c18_names_are_short_and_plain() {
     let id = client.request("tools/list", json!({})).await;
     for tool in client.reply(id).await["result"]["tools"].as_array().unwrap() {
         let name = tool["name"].as_str().unwrap();
-        assert!("mcp__dllm__".len() + name.len() <= 60 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
+        assert!(
+            "mcp__dllm__".len() + name.len() <= 60 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_'),
+            "{name}"
+        );
     }
 }
 
@@ -113,7 +119,10 @@ fn no_unions(value: &Value, at: &str) {
     match value {
         Value::Object(map) => {
             for (key, inner) in map {
-                assert!(!["$ref", "anyOf", "oneOf", "allOf", "$defs", "definitions"].contains(&key.as_str()), "{key} at {at}");
+                assert!(
+                    !["$ref", "anyOf", "oneOf", "allOf", "$defs", "definitions"].contains(&key.as_str()),
+                    "{key} at {at}"
+                );
                 assert!(key != "type" || !inner.is_array(), "type array at {at}");
                 no_unions(inner, &format!("{at}/{key}"));
             }
@@ -130,7 +139,11 @@ async fn c21_schemas_are_flat() {
     for tool in client.reply(id).await["result"]["tools"].as_array().unwrap() {
         let (name, input) = (tool["name"].as_str().unwrap(), &tool["inputSchema"]);
         no_unions(input, name);
-        assert_eq!((input["type"].clone(), input["additionalProperties"].clone()), (json!("object"), json!(false)), "{name}");
+        assert_eq!(
+            (input["type"].clone(), input["additionalProperties"].clone()),
+            (json!("object"), json!(false)),
+            "{name}"
+        );
         for (argument, schema) in input["properties"].as_object().unwrap() {
             assert!(schema["type"].is_string() && schema["description"].is_string(), "{name}.{argument}: {schema}");
             let required = input["required"].as_array().is_some_and(|names| names.contains(&json!(argument)));
@@ -194,7 +207,12 @@ async fn an_unknown_tool_is_an_error_of_the_protocol() {
 async fn resources_prompts_and_completion_answer() {
     let mut client = Client::start(Script::default()).await;
     let job = client.call("dllm_generate", json!({"prompt": "p"})).await["data"]["job_id"].as_str().unwrap().to_owned();
-    for uri in ["dllm://config".to_owned(), "dllm://models/other".into(), format!("dllm://jobs/{job}"), format!("dllm://jobs/{job}/results")] {
+    for uri in [
+        "dllm://config".to_owned(),
+        "dllm://models/other".into(),
+        format!("dllm://jobs/{job}"),
+        format!("dllm://jobs/{job}/results"),
+    ] {
         let id = client.request("resources/read", json!({"uri": uri})).await;
         let reply = client.reply(id).await;
         let text = reply["result"]["contents"][0]["text"].as_str().unwrap_or_else(|| panic!("{uri}: {reply}"));
@@ -202,8 +220,12 @@ async fn resources_prompts_and_completion_answer() {
     }
     let id = client.request("resources/read", json!({"uri": "dllm://jobs/none"})).await;
     assert!(client.reply(id).await.get("error").is_some());
-    let id = client.request("prompts/get", json!({"name": "infill_code", "arguments": {"prefix": "a", "suffix": "b"}})).await;
-    assert!(client.reply(id).await["result"]["messages"][0]["content"]["text"].as_str().unwrap().contains("dllm_infill"));
+    let id = client
+        .request("prompts/get", json!({"name": "infill_code", "arguments": {"prefix": "a", "suffix": "b"}}))
+        .await;
+    assert!(
+        client.reply(id).await["result"]["messages"][0]["content"]["text"].as_str().unwrap().contains("dllm_infill")
+    );
     let id = client.request("completion/complete", json!({"ref": {"type": "ref/resource", "uri": "dllm://models/{id}"}, "argument": {"name": "id", "value": "ot"}})).await;
     assert_eq!(client.reply(id).await["result"]["completion"]["values"], json!(["other"]));
 }

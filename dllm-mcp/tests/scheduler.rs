@@ -63,7 +63,9 @@ async fn two_batches_take_turns() {
     let script = Script { lanes: 1, ..Script::default() };
     let log = script.log.clone();
     let mut client = Client::start(script).await;
-    let list = |name: &str, n: usize| json!((0..n).map(|i| json!({"id": i, "prompt": format!("{name}{i} steps=30")})).collect::<Vec<_>>()).to_string();
+    let list = |name: &str, n: usize| {
+        json!((0..n).map(|i| json!({"id": i, "prompt": format!("{name}{i} steps=30")})).collect::<Vec<_>>()).to_string()
+    };
     let a = client.call("dllm_batch", json!({"items_json": list("a", 20)})).await["data"]["job_id"].clone();
     let b = client.call("dllm_batch", json!({"items_json": list("b", 5)})).await["data"]["job_id"].clone();
     client.finish(&b).await;

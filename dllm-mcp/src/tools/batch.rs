@@ -76,7 +76,8 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
     let app = Arc::clone(&call.app);
     // Files are read here, so not on a thread that answers others.
     let task = tokio::task::spawn_blocking(move || submit(&args, &app)).await;
-    let (job, survey) = task.map_err(|e| Fault::new(Kind::Internal, format!("the batch could not be started: {e}")))??;
+    let (job, survey) =
+        task.map_err(|e| Fault::new(Kind::Internal, format!("the batch could not be started: {e}")))??;
     progress::wait(&job, wait, &call.cancel, call.notifier.as_ref(), &call.app.worker, false).await?;
     let mut data = job.data();
     data.insert("accepted".into(), json!(survey.accepted));
@@ -113,7 +114,10 @@ fn submit(args: &Args, app: &App) -> Result<(Arc<Job>, Survey)> {
     }
     let survey_first = batch::survey(&input, &recipe, &HashSet::new())?;
     if survey_first.accepted == 0 {
-        let why = survey_first.reasons.first().map_or("there are none".to_owned(), |reason| reason["why"].as_str().unwrap_or("").to_owned());
+        let why = survey_first
+            .reasons
+            .first()
+            .map_or("there are none".to_owned(), |reason| reason["why"].as_str().unwrap_or("").to_owned());
         return Err(Fault::argument("items", format!("none can be run: {why}")));
     }
     let (output, done) = batch::open_output(&path, existing(args))?;
@@ -136,7 +140,11 @@ fn existing(args: &Args) -> Existing {
 fn recipe(args: &Args, format: Option<&Format>) -> Result<Recipe> {
     let settings = Settings { max_tokens: args.max_tokens, seed: args.seed, ..Settings::default() };
     settings.check()?;
-    Ok(Recipe { template: args.template.clone(), settings, instruction: format.map(Format::instruction).unwrap_or_default() })
+    Ok(Recipe {
+        template: args.template.clone(),
+        settings,
+        instruction: format.map(Format::instruction).unwrap_or_default(),
+    })
 }
 
 fn input(args: &Args, app: &App) -> Result<Input> {
@@ -150,11 +158,18 @@ fn input(args: &Args, app: &App) -> Result<Input> {
 /// Items that came with the call, as lines.
 fn inline(items: &str) -> Result<Input> {
     if items.len() > MAX_INLINE_BYTES {
-        return Err(Fault::argument("items_json", format!("it has {} bytes, at most {MAX_INLINE_BYTES}: use input_path", items.len())));
+        return Err(Fault::argument(
+            "items_json",
+            format!("it has {} bytes, at most {MAX_INLINE_BYTES}: use input_path", items.len()),
+        ));
     }
-    let items: Vec<Value> = serde_json::from_str(items).map_err(|e| Fault::argument("items_json", format!("it is no JSON array: {e}")))?;
+    let items: Vec<Value> =
+        serde_json::from_str(items).map_err(|e| Fault::argument("items_json", format!("it is no JSON array: {e}")))?;
     if items.is_empty() || items.len() > MAX_INLINE {
-        return Err(Fault::argument("items_json", format!("{} items are not in 1..={MAX_INLINE}: use input_path", items.len())));
+        return Err(Fault::argument(
+            "items_json",
+            format!("{} items are not in 1..={MAX_INLINE}: use input_path", items.len()),
+        ));
     }
     let lines: String = items.iter().map(|item| format!("{item}\n")).collect();
     Ok(Input::Inline(lines.into()))

@@ -52,7 +52,11 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
     // The same seeds each time, so that two runs do the same work.
     let unit = |job: &Arc<Job>, n: u32| -> Result<Unit> {
         let settings = Settings { max_tokens: 256, seed: i64::from(n), ..Settings::default() };
-        let request = settings.request("Write a short story about a lighthouse keeper who finds a letter in a bottle.", "", None)?;
+        let request = settings.request(
+            "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
+            "",
+            None,
+        )?;
         Ok(Unit { job: Arc::clone(job), part: n as usize, item: None, ask: Ask { request, pieces: Vec::new() } })
     };
     let job = Job::new(Task::Benchmark, u64::from(requests), Some(max_run), None);
@@ -74,7 +78,8 @@ fn report(job: &Job, preset: &str) -> Reply {
     let rate = if wall > 0.0 { tokens as f64 / wall } else { 0.0 };
     let mut step_ms: Vec<f64> = answers.iter().filter_map(|answer| answer.receipt["step_ms"].as_f64()).collect();
     step_ms.sort_by(f64::total_cmp);
-    let steps: Vec<&Value> = answers.iter().filter_map(|answer| answer.receipt["steps_per_canvas"].as_array()).flatten().collect();
+    let steps: Vec<&Value> =
+        answers.iter().filter_map(|answer| answer.receipt["steps_per_canvas"].as_array()).flatten().collect();
     let mean = steps.iter().filter_map(|n| n.as_f64()).sum::<f64>() / steps.len().max(1) as f64;
     let data = json!({
         "preset": preset,

@@ -106,7 +106,8 @@ pub(super) fn max_run_s() -> f64 {
 
 pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
     if args.stream {
-        let why = "this server does not stream; use local-llm-mcp's llm_generation_tool for streaming chat, or stream=false";
+        let why =
+            "this server does not stream; use local-llm-mcp's llm_generation_tool for streaming chat, or stream=false";
         return Err(Fault::new(Kind::WrongServer, why));
     }
     in_range("n", args.n, 1, 16)?;
@@ -156,7 +157,9 @@ pub(super) fn told(job: &Job) -> Result<Reply> {
             let message = format!("still {}; call dllm_job with operation=wait and job_id={id}", view.state.name());
             Ok(Reply::new(message, Value::Object(job.data())))
         }
-        State::Failed | State::Cancelled => Err(view.fault.unwrap_or_else(|| Fault::new(Kind::Internal, "the job failed without a reason"))),
+        State::Failed | State::Cancelled => {
+            Err(view.fault.unwrap_or_else(|| Fault::new(Kind::Internal, "the job failed without a reason")))
+        }
         State::Done => Ok(answers(job)),
     }
 }
@@ -183,7 +186,10 @@ fn message(job: &Job, answer: &Answer) -> String {
         Some(Err(why)) => format!("; {why}"),
         _ => String::new(),
     };
-    format!("{} tokens by {} in {:.2} s, ended by {}{note}", answer.tokens, answer.model, answer.seconds, answer.finish_reason)
+    format!(
+        "{} tokens by {} in {:.2} s, ended by {}{note}",
+        answer.tokens, answer.model, answer.seconds, answer.finish_reason
+    )
 }
 
 /// An answer with its JSON value, where one was asked for.

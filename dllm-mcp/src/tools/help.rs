@@ -8,7 +8,8 @@ use crate::error::{Fault, Result};
 use crate::reply::Reply;
 use crate::server::App;
 
-pub(super) const ABOUT: &str = "Explain when to use this server (topic=routing), its limits (topic=limits), or show examples (topic=examples).";
+pub(super) const ABOUT: &str =
+    "Explain when to use this server (topic=routing), its limits (topic=limits), or show examples (topic=examples).";
 
 /// Arguments.
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -58,9 +58,11 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
     let (wait, max_run) = (args::wait(args.wait_s)?, args::max_run(args.max_run_s)?);
     in_range("max_tokens", args.max_tokens, 1, MAX_GAP)?;
     let pieces = pieces(&args)?;
-    let shown: String = pieces.iter().map(|piece| if let Piece::Text(text) = piece { text.as_str() } else { "[...]" }).collect();
+    let shown: String =
+        pieces.iter().map(|piece| if let Piece::Text(text) = piece { text.as_str() } else { "[...]" }).collect();
     let settings = Settings { seed: args.seed, ..Settings::default() };
-    let prompt = format!("Complete this text: put what is missing at each [...]. Answer with the whole text.\n\n{shown}");
+    let prompt =
+        format!("Complete this text: put what is missing at each [...]. Answer with the whole text.\n\n{shown}");
     let request = settings.request(&prompt, "", None)?;
     let job = Job::new(Task::Infill, 1, Some(max_run), None);
     submit_and_wait(call, job, vec![Ask { request, pieces }], wait).await
@@ -89,9 +91,17 @@ fn split(template: &str, default: u32, pieces: &mut Vec<Piece>) -> Result<()> {
             return Err(Fault::argument("template", "a [[fill has no ]]"));
         };
         let len = match inner.strip_prefix(':') {
-            Some(number) => number.trim().parse().map_err(|_| Fault::argument("template", format!("[[fill:{number}]] has no number")))?,
+            Some(number) => number
+                .trim()
+                .parse()
+                .map_err(|_| Fault::argument("template", format!("[[fill:{number}]] has no number")))?,
             None if inner.is_empty() => default,
-            None => return Err(Fault::argument("template", format!("[[fill{inner}]] is no gap: write [[fill]] or [[fill:40]]"))),
+            None => {
+                return Err(Fault::argument(
+                    "template",
+                    format!("[[fill{inner}]] is no gap: write [[fill]] or [[fill:40]]"),
+                ));
+            }
         };
         in_range("the length of a gap", len, 1, MAX_GAP)?;
         push_text(pieces, before);
@@ -120,12 +130,22 @@ mod tests {
     fn gaps_come_from_prefix_and_suffix_or_marks() {
         let text = |t: &str| Piece::Text(t.into());
         assert_eq!(of(r#"{"prefix":"a","suffix":"b","max_tokens":3}"#).unwrap(), [text("a"), Piece::Gap(3), text("b")]);
-        assert_eq!(of(r#"{"template":"a[[fill:5]]b[[fill]]"}"#).unwrap(), [text("a"), Piece::Gap(5), text("b"), Piece::Gap(32)]);
+        assert_eq!(
+            of(r#"{"template":"a[[fill:5]]b[[fill]]"}"#).unwrap(),
+            [text("a"), Piece::Gap(5), text("b"), Piece::Gap(32)]
+        );
     }
 
     #[test]
     fn what_has_no_gap_is_refused() {
-        for json in [r#"{}"#, r#"{"template":"a"}"#, r#"{"template":"[[fill"}"#, r#"{"template":"[[fill:x]]"}"#, r#"{"template":"[[fill]]","prefix":"a"}"#, r#"{"template":"[[fill:0]]"}"#] {
+        for json in [
+            r#"{}"#,
+            r#"{"template":"a"}"#,
+            r#"{"template":"[[fill"}"#,
+            r#"{"template":"[[fill:x]]"}"#,
+            r#"{"template":"[[fill]]","prefix":"a"}"#,
+            r#"{"template":"[[fill:0]]"}"#,
+        ] {
             assert!(of(json).is_err(), "{json}");
         }
     }

@@ -85,7 +85,8 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
 
 pub(super) fn state(job: &Job) -> Reply {
     let view = job.view();
-    let eta = view.eta_s().filter(|_| !view.state.ended()).map_or(String::new(), |eta| format!(", about {eta:.0} s left"));
+    let eta =
+        view.eta_s().filter(|_| !view.state.ended()).map_or(String::new(), |eta| format!(", about {eta:.0} s left"));
     let message = format!("{} of {} done, {} failed; {}{eta}", view.done, view.total, view.failed, view.state.name());
     Reply::new(message, Value::Object(job.data()))
 }
@@ -126,7 +127,11 @@ pub fn results(app: &App, id: &str, cursor: &str, limit: usize) -> Result<Reply>
 fn file_page(path: PathBuf, cursor: &str, limit: usize, grows: bool) -> Result<Reply> {
     let start = if cursor.is_empty() { 0 } else { cursor.parse().map_err(|_| bad_cursor(cursor))? };
     let (items, end, more) = batch::page(&path, start, limit, PAGE)?;
-    let message = format!("{} results{}", items.len(), if more || grows { "; more follow: pass nextCursor as cursor" } else { "; the last page" });
+    let message = format!(
+        "{} results{}",
+        items.len(),
+        if more || grows { "; more follow: pass nextCursor as cursor" } else { "; the last page" }
+    );
     let mut data = json!({"results": items, "output_path": path.display().to_string()});
     if more || grows {
         data["nextCursor"] = json!(end.to_string());
@@ -138,7 +143,9 @@ fn file_page(path: PathBuf, cursor: &str, limit: usize, grows: bool) -> Result<R
 fn answer_page(job: &Job, cursor: &str) -> Result<Reply> {
     let (part, start) = match cursor.split_once('.') {
         _ if cursor.is_empty() => (0, 0),
-        Some((part, start)) => (part.parse().map_err(|_| bad_cursor(cursor))?, start.parse().map_err(|_| bad_cursor(cursor))?),
+        Some((part, start)) => {
+            (part.parse().map_err(|_| bad_cursor(cursor))?, start.parse().map_err(|_| bad_cursor(cursor))?)
+        }
         None => return Err(bad_cursor(cursor)),
     };
     let all = job.results();

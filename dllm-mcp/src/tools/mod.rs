@@ -23,8 +23,16 @@ use crate::server::App;
 use args::schema;
 
 /// The tools' names, in the order of the list.
-pub const NAMES: [&str; 8] =
-    ["dllm_generate", "dllm_infill", "dllm_batch", "dllm_job", "dllm_status", "dllm_models", "dllm_benchmark", "dllm_help"];
+pub const NAMES: [&str; 8] = [
+    "dllm_generate",
+    "dllm_infill",
+    "dllm_batch",
+    "dllm_job",
+    "dllm_status",
+    "dllm_models",
+    "dllm_benchmark",
+    "dllm_help",
+];
 
 /// A call on its way.
 pub struct Call {

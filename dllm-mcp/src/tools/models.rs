@@ -62,7 +62,9 @@ async fn change(call: &Call, wait_s: f64, order: impl FnOnce(Arc<Job>) -> Order)
     call.app.jobs.add(&job);
     let view = progress::wait(&job, wait, &call.cancel, call.notifier.as_ref(), &call.app.worker, false).await?;
     match (view.state, view.fault) {
-        (State::Done, _) => Ok(Reply::new("done", json!({"job_id": job.id.to_string(), "engine": call.app.worker.engine().json()}))),
+        (State::Done, _) => {
+            Ok(Reply::new("done", json!({"job_id": job.id.to_string(), "engine": call.app.worker.engine().json()})))
+        }
         (State::Failed | State::Cancelled, Some(fault)) => Err(fault),
         _ => Ok(job::state(&job)),
     }

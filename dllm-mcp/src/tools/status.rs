@@ -10,7 +10,8 @@ use crate::reply::Reply;
 use crate::server::App;
 use crate::worker::Engine;
 
-pub(super) const ABOUT: &str = "Show which model is loaded, memory, queue, running jobs, folders and versions. Loads nothing.";
+pub(super) const ABOUT: &str =
+    "Show which model is loaded, memory, queue, running jobs, folders and versions. Loads nothing.";
 
 /// No arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -21,13 +22,22 @@ pub(super) fn run(_: Args, call: &Call) -> Result<Reply> {
     let app = &call.app;
     let engine = app.worker.engine();
     let (waiting, batches, running) = app.worker.load();
-    let jobs: Vec<Value> = app.jobs.list().iter().filter(|job| !job.view().state.ended()).take(20).map(|job| Value::Object(job.data())).collect();
+    let jobs: Vec<Value> = app
+        .jobs
+        .list()
+        .iter()
+        .filter(|job| !job.view().state.ended())
+        .take(20)
+        .map(|job| Value::Object(job.data()))
+        .collect();
     let (model, quantization) = match &engine {
         Engine::Ready(loaded) => (loaded.model.clone(), loaded.quantization.clone()),
         _ => (String::new(), String::new()),
     };
     let message = match &engine {
-        Engine::Ready(loaded) => format!("{} is loaded on {}; {running} running, {waiting} waiting", loaded.model, loaded.device),
+        Engine::Ready(loaded) => {
+            format!("{} is loaded on {}; {running} running, {waiting} waiting", loaded.model, loaded.device)
+        }
         Engine::Loading(id, ..) => format!("{id} is being loaded; {waiting} waiting"),
         Engine::Failed(fault) => format!("the last load failed: {fault}"),
         Engine::Unloaded => format!("nothing is loaded; the first request loads {}", app.host.default_model()),

@@ -106,7 +106,17 @@ impl Backend for Scripted {
         self.lanes = (0..self.script.lanes).map(|_| None).collect();
         let text = |t: &str| t.to_owned();
         let (lanes, bytes) = (self.script.lanes, 1);
-        Ok(Loaded { id: text(id), model: text(id), family: text("scripted"), quantization: text("F16"), device: text("CPU"), lanes, context: 999, bytes, details: json!({}) })
+        Ok(Loaded {
+            id: text(id),
+            model: text(id),
+            family: text("scripted"),
+            quantization: text("F16"),
+            device: text("CPU"),
+            lanes,
+            context: 999,
+            bytes,
+            details: json!({}),
+        })
     }
 
     fn unload(&mut self) {
@@ -160,7 +170,18 @@ fn answer(run: &Run) -> Answer {
     let finish_reason = if run.cancelled { "cancelled" } else { "stop" };
     let receipt = json!({"step_ms": 1.0, "steps_per_canvas": [run.step]});
     let (tokens, steps, seconds) = (3, run.step, 0.1);
-    Answer { text, reasoning: None, filled: vec![], tokens, steps, finish_reason, seed: 1, model: "scripted".into(), seconds, receipt }
+    Answer {
+        text,
+        reasoning: None,
+        filled: vec![],
+        tokens,
+        steps,
+        finish_reason,
+        seed: 1,
+        model: "scripted".into(),
+        seconds,
+        receipt,
+    }
 }
 
 /// A client that keeps every line it got.
@@ -204,7 +225,8 @@ impl Client {
     }
 
     pub async fn initialize(&mut self, version: &str) -> Value {
-        let params = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "0"}});
+        let params =
+            json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "0"}});
         let id = self.request("initialize", params).await;
         let reply = self.reply(id).await;
         self.send(json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
@@ -224,7 +246,11 @@ impl Client {
 
     /// The next line. Every line must be JSON-RPC and short enough for a 64 KiB reader.
     pub async fn line(&mut self) -> Value {
-        let line = tokio::time::timeout(PATIENCE, self.lines.next_line()).await.expect("no line came").unwrap().expect("the server hung up");
+        let line = tokio::time::timeout(PATIENCE, self.lines.next_line())
+            .await
+            .expect("no line came")
+            .unwrap()
+            .expect("the server hung up");
         assert!(line.len() < 60 * 1024, "a line of {} bytes", line.len());
         self.longest = self.longest.max(line.len());
         let value: Value = serde_json::from_str(&line).expect("every line is JSON");
@@ -251,7 +277,8 @@ impl Client {
 
     /// Calls a tool with a progress token; returns the request's id.
     pub async fn begin(&mut self, tool: &str, arguments: Value, token: &str) -> u64 {
-        self.request("tools/call", json!({"name": tool, "arguments": arguments, "_meta": {"progressToken": token}})).await
+        self.request("tools/call", json!({"name": tool, "arguments": arguments, "_meta": {"progressToken": token}}))
+            .await
     }
 
     pub fn notifications(&self) -> Vec<&Value> {
@@ -282,7 +309,10 @@ pub fn body(reply: &Value) -> Value {
     assert_eq!(parsed["success"] == json!(false), result["isError"] == json!(true));
     if parsed["success"] == json!(false) {
         let error = &parsed["error"];
-        assert!(error["type"].is_string() && error["retryable"].is_boolean() && error["suggestions"].is_array(), "{parsed}");
+        assert!(
+            error["type"].is_string() && error["retryable"].is_boolean() && error["suggestions"].is_array(),
+            "{parsed}"
+        );
     }
     parsed
 }
