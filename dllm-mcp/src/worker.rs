@@ -179,9 +179,7 @@ impl Runner {
             self.shared.lock().sweep();
             self.shared.running.send_replace(self.running());
         }
-        let fault = Fault::new(Kind::Cancelled, "the server is ending");
-        self.end_lanes(&fault);
-        self.shared.lock().fail_all(&fault);
+        // Nobody is told: the clients are gone, and some fail over a reply that comes after their end.
         // The model's memory goes back before the process ends.
         let _ = catch_unwind(AssertUnwindSafe(|| self.backend.unload()));
     }

@@ -124,3 +124,17 @@ async fn results_come_in_pages() {
     }
     assert_eq!(ids.len(), 300);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn items_may_come_as_a_value() {
+    let mut client = Client::start(Script::default()).await;
+    let reply = client.call("dllm_batch", json!({"items_json": [{"id": "a", "prompt": "p"}], "wait_s": 10})).await;
+    assert_eq!(
+        (reply["data"]["accepted"].clone(), reply["data"]["state"].clone()),
+        (json!(1), json!("done")),
+        "{reply}"
+    );
+    let job = reply["data"]["job_id"].clone();
+    let page = client.call("dllm_job", json!({"operation": "results", "job_id": job})).await;
+    assert_eq!(page["data"]["results"][0]["text"], "echo p");
+}

@@ -7,6 +7,7 @@ use rmcp::model::JsonObject;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::error::{Fault, Result};
@@ -24,6 +25,18 @@ pub fn parse<T: DeserializeOwned>(arguments: JsonObject) -> Result<T> {
         let path = e.path().to_string();
         let name = if path == "." { "arguments" } else { path.as_str() };
         Fault::argument(name, e.inner())
+    })
+}
+
+/// Reads JSON that was asked for as text. Models, and clients that parse what looks like JSON, send it as a value.
+///
+/// # Errors
+/// What the deserializer reports.
+pub fn json_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(match Value::deserialize(deserializer)? {
+        Value::String(text) => text,
+        Value::Null => String::new(),
+        value => value.to_string(),
     })
 }
 

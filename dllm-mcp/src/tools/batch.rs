@@ -31,7 +31,7 @@ const MAX_INLINE_BYTES: usize = 256 * 1024;
 #[serde(deny_unknown_fields)]
 pub struct Args {
     /// A JSON array of at most 32 items, as text.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "args::json_text")]
     pub items_json: String,
     /// A JSONL file with items, under one of the roots that dllm_status lists.
     #[serde(default)]
@@ -43,7 +43,7 @@ pub struct Args {
     #[serde(default)]
     pub template: String,
     /// A JSON schema, as text, that every answer must match.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "args::json_text")]
     pub json_schema: String,
     /// Most tokens of an answer.
     #[serde(default = "max_tokens")]

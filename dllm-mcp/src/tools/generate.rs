@@ -55,7 +55,7 @@ pub struct Args {
     #[serde(default)]
     pub stop: Vec<String>,
     /// A JSON schema, as text. The model is told to match it, and the answer is checked.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "args::json_text")]
     pub json_schema: String,
     /// Whether the model should think first.
     #[serde(default)]
