@@ -230,7 +230,7 @@ impl BatchRun {
     }
 
     /// The next item to run.
-    pub fn next(&mut self) -> Option<Unit> {
+    pub fn take_next(&mut self) -> Option<Unit> {
         while !self.exhausted {
             if let Some(fault) = self.job.over() {
                 self.fail(fault);

@@ -102,7 +102,7 @@ impl Queue {
     }
 
     /// The next request to start: interactive ones first, but batches are not starved, and take turns.
-    pub fn next(&mut self) -> Option<Unit> {
+    pub fn take_next(&mut self) -> Option<Unit> {
         if self.interactive_run >= INTERACTIVE_PER_BATCH
             && let Some(unit) = self.next_of_batches()
         {
@@ -119,7 +119,7 @@ impl Queue {
         self.interactive_run = 0;
         for _ in 0..self.batches.len() {
             let mut batch = self.batches.pop_front()?;
-            let unit = batch.next();
+            let unit = batch.take_next();
             self.batches.push_back(batch);
             if unit.is_some() {
                 return unit;

@@ -304,7 +304,7 @@ impl Runner {
             let unit = {
                 let mut queue = self.shared.lock();
                 queue.sweep();
-                if queue.orders.is_empty() { queue.next() } else { None }
+                if queue.orders.is_empty() { queue.take_next() } else { None }
             };
             let Some(unit) = unit else { return };
             match self.guarded(|backend| backend.admit(&unit.ask)) {
