@@ -117,7 +117,9 @@ impl Talk<'_> {
             Err(error) => return Err(error.into()),
         };
         follow.finish(std::slice::from_ref(&answer))?;
+        // A request that came after the last step cancels nothing any more, but it was one: a script's run ends.
         let cancelled = answer.finish_reason == FinishReason::Cancelled;
+        let interrupted = cancelled || signal::was_requested();
         if let Some(thought) = &answer.reasoning {
             note(format_args!("thought: {}", output::printable(thought.trim())));
         }
@@ -130,7 +132,7 @@ impl Talk<'_> {
             }
         }
         self.last = Some(answer);
-        Ok(if cancelled && !self.terminal { Next::End(Outcome::Interrupted) } else { Next::Go })
+        Ok(if interrupted && !self.terminal { Next::End(Outcome::Interrupted) } else { Next::Go })
     }
 
     fn command(&mut self, line: &str) -> Result<Next> {

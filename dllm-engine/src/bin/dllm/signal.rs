@@ -51,6 +51,11 @@ fn show_cursor() {
     }
 }
 
+/// Whether the user wanted the last cancellable work to end, also where it had just ended by itself.
+pub fn was_requested() -> bool {
+    REQUESTED.load(SeqCst)
+}
+
 /// Work that Ctrl-C ends gently, while this lives.
 pub struct Cancellable(());
 
