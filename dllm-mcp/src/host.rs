@@ -52,13 +52,14 @@ impl EngineHost {
 
 impl Models {
     fn params(&self, source: ModelSource) -> EngineParams {
-        let mut params = EngineParams::default();
-        params.model = source;
-        params.device.clone_from(&self.device);
-        params.context = self.context;
-        params.lanes = self.lanes;
-        params.threads = self.threads;
-        params
+        EngineParams {
+            model: source,
+            device: self.device.clone(),
+            context: self.context,
+            lanes: self.lanes,
+            threads: self.threads,
+            ..EngineParams::default()
+        }
     }
 
     /// The file of an id. Ids are names of files in the model folder; a path is taken from the operator only.
