@@ -181,6 +181,7 @@ fn commands_of_a_conversation() {
     terminal.wait_for_prompt();
     terminal.send("/receipt\r");
     terminal.wait_for("seed 12");
+    terminal.wait_for_prompt();
     terminal.send("/exit\r");
     assert_eq!(terminal.end().0, 0);
 }
