@@ -1,5 +1,6 @@
 //! One request's life on a lane (docs/model-diffusion-gemma.md section 8):
 //!
+//! ```text
 //!     sequence = prompt
 //!     repeat:
 //!         prefill what of the sequence is not cached
@@ -8,6 +9,7 @@
 //!             forward, accept, renoise
 //!         answer += argmax canvas, cut at end of generation and at max_tokens
 //!         ended? else sequence += argmax canvas
+//! ```
 //!
 //! `lanes` calls these steps, so that many requests share each forward pass.
 
