@@ -119,11 +119,7 @@ impl Run {
                 format!("token {token} is not below the vocabulary's {}", shape.vocab),
             ));
         }
-        let fits = shape.context.saturating_sub(shape.canvas);
-        if work.prompt.len() > fits {
-            let (tokens, context, canvas) = (work.prompt.len(), shape.context, shape.canvas);
-            return Err(Error::PromptTooLong { tokens, fits, context, canvas });
-        }
+        shape.check_room(work.prompt.len())?;
         work.pins.sort_unstable_by_key(|pin| pin.position);
         for pin in &work.pins {
             if pin.position >= work.max_tokens || pin.token as usize >= shape.vocab {

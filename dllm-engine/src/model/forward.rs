@@ -1,6 +1,6 @@
 //! The seam between the denoising loop and a network.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Sizes that the loop needs to know of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +13,18 @@ pub struct Shape {
     pub context: usize,
     /// Lanes that one pass can advance.
     pub lanes: usize,
+}
+
+impl Shape {
+    /// Refuses more cached tokens than leave room for one canvas behind them.
+    ///
+    /// # Errors
+    /// `PromptTooLong`, which says how many fit.
+    pub(crate) fn check_room(&self, tokens: usize) -> Result<()> {
+        let Self { context, canvas, .. } = *self;
+        let fits = context.saturating_sub(canvas);
+        if tokens > fits { Err(Error::PromptTooLong { tokens, fits, context, canvas }) } else { Ok(()) }
+    }
 }
 
 /// Numbers of one canvas position after a denoising step, all of softmax(logits / temperature). Made on the device.

@@ -252,15 +252,7 @@ impl Network {
             if !(lane.temperature > 0.0 && lane.temperature.is_finite()) {
                 return Err(Error::argument("temperature", format!("{} is not above 0", lane.temperature)));
             }
-            let filled = self.cache.filled(lane.lane);
-            if filled + shape.canvas > shape.context {
-                return Err(Error::PromptTooLong {
-                    tokens: filled,
-                    fits: shape.context - shape.canvas,
-                    context: shape.context,
-                    canvas: shape.canvas,
-                });
-            }
+            shape.check_room(self.cache.filled(lane.lane))?;
         }
         Ok(())
     }
@@ -295,15 +287,7 @@ impl Forward for Network {
         for lane in lanes {
             self.check_lane(lane.lane)?;
             self.check_tokens(lane.tokens)?;
-            let after = self.cache.filled(lane.lane) + lane.tokens.len();
-            if after + shape.canvas > shape.context {
-                return Err(Error::PromptTooLong {
-                    tokens: after,
-                    fits: shape.context - shape.canvas,
-                    context: shape.context,
-                    canvas: shape.canvas,
-                });
-            }
+            shape.check_room(self.cache.filled(lane.lane) + lane.tokens.len())?;
         }
         let mut waiting: Vec<_> = lanes.iter().copied().filter(|l| !l.tokens.is_empty()).collect();
         waiting.sort_by_key(|l| l.lane);
