@@ -5,7 +5,7 @@ use std::env;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rustc-check-cfg=cfg(dynamic_backends)");
+    println!("cargo::rustc-check-cfg=cfg(dynamic_backends, linked_kernels)");
     let dynamic = env::var("DEP_DLLM_LLAMA_DYNAMIC").is_ok_and(|d| d == "1");
     let Ok(lib_dir) = env::var("DEP_DLLM_LLAMA_LIB_DIR") else { return };
     if !dynamic {

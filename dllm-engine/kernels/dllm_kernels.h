@@ -27,14 +27,14 @@ enum dllm_type {
 };
 
 #include "attention.h"
+#include "dense.h"
+#include "library.h"
 #include "likeliest.h"
 #include "norms.h"
 #include "position_stats.h"
 #include "rope_kv.h"
 #include "router.h"
 #include "soft_embed.h"
-#if __has_include("quant_mm.h")
 #include "quant_mm.h"
-#endif
 
 #endif

@@ -34,7 +34,12 @@ const OFF: &[&str] = &[
 pub fn build(vars: &Vars, tree: &Tree) -> Result<Built> {
     let lib_dir = tree.work_dir.join("lib");
     // Multi-configuration generators (Visual Studio) add a folder named after the configuration.
-    let found = || [lib_dir.clone(), lib_dir.join("Release")].into_iter().filter(|d| d.is_dir()).collect();
+    // llama.cpp's own CMake file sends shared libraries to `bin` whatever it is told; that folder is the last one listed.
+    let shared_dir = tree.work_dir.join("build/bin");
+    let found = || {
+        let folders = [lib_dir.clone(), lib_dir.join("Release"), shared_dir.clone(), shared_dir.join("Release")];
+        folders.into_iter().filter(|d| d.read_dir().is_ok_and(|mut files| files.next().is_some())).collect()
+    };
     let done = tree.work_dir.join("built.stamp");
     if tree.fixed && done.is_file() {
         return Ok(Built { lib_dirs: found() });

@@ -111,6 +111,16 @@ impl Device {
         self.0.as_ptr()
     }
 
+    /// Whether custom nodes can run here: CUDA with our patch.
+    pub fn runs_custom_nodes(self) -> bool {
+        self.proc_address(c"ggml_backend_cuda_set_custom_op").is_some()
+    }
+
+    /// CUDA's number of this device.
+    pub fn cuda_index(self) -> Option<i32> {
+        self.name().strip_prefix("CUDA")?.parse().ok()
+    }
+
     /// Address of a function that the device's backend offers beyond the common interface.
     pub(crate) fn proc_address(self, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: device and registry are valid for the process's life; the name is NUL-terminated.
@@ -152,8 +162,11 @@ impl Backend {
         let raw = unsafe { sys::ggml_backend_dev_init(device.raw(), std::ptr::null()) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::Backend(format!("{} could not be opened", device.name())))?;
         let mut backend = Self { raw, device, threads: None, thread_count: threads };
-        if device.kind() == DeviceKind::Cpu {
-            backend.start_threads(threads);
+        match device.kind() {
+            DeviceKind::Cpu => backend.start_threads(threads),
+            _ => {
+                super::hook::install(device);
+            }
         }
         Ok(backend)
     }
@@ -198,7 +211,7 @@ impl Backend {
     pub fn compute(&self, graph: &mut Graph) -> Result<()> {
         // SAFETY: the graph's context is alive and its nodes are allocated (Graph::allocated checks before).
         let status = unsafe { sys::ggml_backend_graph_compute(self.raw.as_ptr(), graph.raw()) };
-        graph.take_panic()?;
+        graph.take_failure()?;
         match status {
             sys::ggml_status_GGML_STATUS_SUCCESS => Ok(()),
             other => {

@@ -254,6 +254,26 @@ impl Context {
         })
     }
 
+    /// A part of a node's bytes as a contiguous tensor of its own type, `offset` bytes from the start. Custom nodes with
+    /// several results put them into one block of bytes.
+    pub fn part<'c>(&'c self, block: Tensor<'c>, ty: GgmlType, shape: [usize; 4], offset: usize) -> Tensor<'c> {
+        let row = crate::ggml::row_bytes(ty, shape[0]);
+        let bytes = row * shape[1] * shape[2] * shape[3];
+        assert!(
+            block.ty() == GgmlType::I8 && offset + bytes <= block.bytes(),
+            "{bytes} bytes at {offset} of {block:?}"
+        );
+        let view = self.view(block, [bytes, 1, 1, 1], [bytes, bytes, bytes], offset);
+        // SAFETY: the view was just made and nobody else looks at it; the new description covers the same bytes.
+        unsafe {
+            let raw = &mut *view.raw();
+            raw.type_ = ty.id() as sys::ggml_type;
+            raw.ne = shape.map(|n| n as i64);
+            raw.nb = [ty.type_size() as usize, row, row * shape[1], row * shape[1] * shape[2]];
+        }
+        view
+    }
+
     /// Copies `from` into `to`, converting the type (`ggml_cpy`). Returns a view of `to`.
     pub fn copy<'c>(&'c self, from: Tensor<'c>, to: Tensor<'c>) -> Tensor<'c> {
         // SAFETY: as above; equal element counts.

@@ -1,33 +1,113 @@
 //! Graphs, their custom nodes and their memory.
 
-use std::any::Any;
+use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use llama_sys as sys;
 
 use crate::error::{Error, Result};
 use crate::ggml::{Context, Device, GgmlType, Tensor};
 
-/// The CPU side of a custom node (decision D4): computes part `ith` of `nth` of `dst` from `dst.src`.
+/// A custom node (decision D4): computes `dst` from `dst.src`, on the CPU, on a CUDA device, or on both.
 pub(crate) trait NodeOp: Send + Sync {
+    /// Part `ith` of `nth` on the CPU.
+    ///
     /// # Safety
     /// ggml calls this with an allocated `dst` whose sources are those the node was made with. Parts write disjoint data.
-    unsafe fn compute(&self, dst: &sys::ggml_tensor, ith: usize, nth: usize);
+    unsafe fn compute(&self, _dst: &sys::ggml_tensor, _ith: usize, _nth: usize) {
+        unreachable!("this node has no CPU form: it is made for passes on a CUDA device only")
+    }
+
+    /// Whether `enqueue` is there.
+    fn has_device_form(&self) -> bool {
+        false
+    }
+
+    /// Enqueues the whole node on a CUDA stream; no waiting, no allocation, so that it can be captured. Returns 0 or CUDA's
+    /// error number.
+    ///
+    /// # Safety
+    /// As `compute`, with data in the device's memory.
+    unsafe fn enqueue(&self, _stream: *mut c_void, _dst: &sys::ggml_tensor) -> c_int {
+        CUDA_ERROR_NOT_SUPPORTED
+    }
 }
 
+/// `cudaErrorNotSupported`.
+const CUDA_ERROR_NOT_SUPPORTED: c_int = 801;
+
 /// What a custom node's userdata points to; its address must not change.
-struct Slot {
+pub(super) struct Slot {
     op: Box<dyn NodeOp>,
-    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    failure: Mutex<Option<String>>,
+}
+
+impl Slot {
+    pub(super) fn has_device_form(&self) -> bool {
+        self.op.has_device_form()
+    }
+
+    /// # Safety
+    /// As `NodeOp::enqueue`.
+    pub(super) unsafe fn enqueue(&self, stream: *mut c_void, dst: &sys::ggml_tensor) {
+        self.guard(|| {
+            // SAFETY: by contract.
+            match unsafe { self.op.enqueue(stream, dst) } {
+                0 => Ok(()),
+                code => Err(format!("node {} gave CUDA error {code}", name_of(dst))),
+            }
+        });
+    }
+
+    /// Runs an op and keeps its failure: neither a panic nor a `false` may cross ggml's frames.
+    fn guard(&self, run: impl FnOnce() -> Result<(), String>) {
+        let failure = match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(Ok(())) => return,
+            Ok(Err(why)) => why,
+            Err(panic) => panic
+                .downcast_ref::<String>()
+                .cloned()
+                .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+                .map_or_else(|| "a custom op panicked".into(), |text| format!("a custom op panicked: {text}")),
+        };
+        if let Ok(mut kept) = self.failure.lock() {
+            kept.get_or_insert(failure);
+        }
+    }
+}
+
+fn name_of(t: &sys::ggml_tensor) -> String {
+    let name = t.name.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect::<Vec<_>>();
+    String::from_utf8_lossy(&name).into_owned()
+}
+
+/// The parameters that `ggml_custom_4d` stores in a node (`ggml_custom_op_params` of ggml-impl.h; the ABI is the pin's).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CustomParams {
+    fun: sys::ggml_custom_op_t,
+    tasks: c_int,
+    userdata: *mut c_void,
+}
+
+/// Whether a custom node was made here, and its userdata.
+pub(super) fn is_ours(node: &sys::ggml_tensor) -> (bool, *mut c_void) {
+    const { assert!(size_of::<CustomParams>() <= size_of::<[i32; 16]>()) };
+    // SAFETY: op_params holds at least as many bytes (checked above); for other ops they are only compared.
+    let params = unsafe { node.op_params.as_ptr().cast::<CustomParams>().read_unaligned() };
+    let ours = node.op == sys::ggml_op_GGML_OP_CUSTOM
+        && params.fun.is_some_and(|f| f as usize == trampoline as *const () as usize);
+    (ours, params.userdata)
 }
 
 /// A graph with the context that owns its nodes.
 pub(crate) struct Graph {
     #[allow(clippy::vec_box)] // nodes point to the slots, so their addresses must not change
-    slots: Vec<Box<Slot>>,
+    slots: RefCell<Vec<Box<Slot>>>,
     raw: NonNull<sys::ggml_cgraph>,
     context: Context,
 }
@@ -35,19 +115,15 @@ pub(crate) struct Graph {
 // SAFETY: the graph lies in its own context; ops are Send + Sync.
 unsafe impl Send for Graph {}
 
-/// Called by ggml's threads. Panics are parked, since they must not cross C frames.
+/// Called by ggml's CPU threads.
 unsafe extern "C" fn trampoline(dst: *mut sys::ggml_tensor, ith: c_int, nth: c_int, userdata: *mut c_void) {
     // SAFETY: userdata is the Slot given at construction; the graph owns it and outlives every compute.
     let slot = unsafe { &*userdata.cast::<Slot>() };
-    let run = AssertUnwindSafe(|| {
+    slot.guard(|| {
         // SAFETY: ggml passes a live, allocated node.
-        unsafe { slot.op.compute(&*dst, ith as usize, nth as usize) }
+        unsafe { slot.op.compute(&*dst, ith as usize, nth as usize) };
+        Ok(())
     });
-    if let Err(panic) = catch_unwind(run)
-        && let Ok(mut parked) = slot.panic.lock()
-    {
-        *parked = Some(panic);
-    }
 }
 
 impl Graph {
@@ -57,7 +133,7 @@ impl Graph {
         // SAFETY: the context was sized for this graph.
         let raw = NonNull::new(unsafe { sys::ggml_new_graph_custom(context.raw(), nodes, false) })
             .ok_or_else(|| Error::Backend("ggml made no graph".into()))?;
-        Ok(Self { slots: Vec::new(), raw, context })
+        Ok(Self { slots: RefCell::default(), raw, context })
     }
 
     /// The context that nodes of this graph are made in.
@@ -70,10 +146,11 @@ impl Graph {
     }
 
     /// Takes ownership of a custom op; the returned key makes nodes with `OpKey::node`.
-    pub fn own(&mut self, op: Box<dyn NodeOp>) -> OpKey {
-        self.slots.push(Box::new(Slot { op, panic: Mutex::new(None) }));
-        let slot: *const Slot = &**self.slots.last().unwrap_or_else(|| unreachable!("pushed above"));
-        OpKey(slot.cast_mut().cast())
+    pub fn own(&self, op: impl NodeOp + 'static) -> OpKey {
+        let slot = Box::new(Slot { op: Box::new(op), failure: Mutex::new(None) });
+        let address: *const Slot = &*slot;
+        self.slots.borrow_mut().push(slot);
+        OpKey(address.cast_mut().cast())
     }
 
     /// Adds a node and all it depends on (`ggml_build_forward_expand`); nodes run in the order of these calls.
@@ -94,16 +171,11 @@ impl Graph {
         unsafe { Tensor::from_raw(sys::ggml_graph_node(self.raw.as_ptr(), i as c_int)) }
     }
 
-    /// Turns a parked panic of a custom op into an error.
-    pub(super) fn take_panic(&self) -> Result<()> {
-        for slot in &self.slots {
-            if let Some(panic) = slot.panic.lock().ok().and_then(|mut parked| parked.take()) {
-                let text = panic
-                    .downcast_ref::<String>()
-                    .cloned()
-                    .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
-                    .unwrap_or_default();
-                return Err(Error::Backend(format!("a custom op panicked: {text}")));
+    /// Turns the kept failure of a custom op into an error.
+    pub(super) fn take_failure(&self) -> Result<()> {
+        for slot in self.slots.borrow().iter() {
+            if let Some(why) = slot.failure.lock().ok().and_then(|mut kept| kept.take()) {
+                return Err(Error::Backend(why));
             }
         }
         Ok(())
@@ -118,7 +190,13 @@ impl OpKey {
     /// A node of the graph that owns the op (`ggml_custom_4d`).
     pub fn node<'c>(self, cx: &'c Context, ty: GgmlType, shape: [usize; 4], args: &[Tensor<'c>]) -> Tensor<'c> {
         assert!(args.len() <= sys::GGML_MAX_SRC as usize, "{} arguments", args.len());
-        cx.custom_node(ty, shape, args, Some(trampoline), self.0)
+        let node = cx.custom_node(ty, shape, args, Some(trampoline), self.0);
+        // ggml's CUDA backend replays a captured graph while its nodes look the same. A number of its own keeps a node from
+        // looking like a dropped one at the same address.
+        static SERIAL: AtomicI32 = AtomicI32::new(1);
+        // SAFETY: the node was just made and nobody else looks at it; the last word is beyond `CustomParams`.
+        unsafe { (*node.raw()).op_params[15] = SERIAL.fetch_add(1, Ordering::Relaxed) };
+        node
     }
 }
 

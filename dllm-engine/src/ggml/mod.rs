@@ -9,6 +9,7 @@ mod backend;
 mod buffer;
 mod context;
 mod graph;
+mod hook;
 pub mod log;
 pub(crate) mod mmap;
 mod tensor;

@@ -100,6 +100,11 @@ impl<'c> Tensor<'c> {
         unsafe { CStr::from_ptr(self.get().name.as_ptr()) }.to_string_lossy().into_owned()
     }
 
+    /// Address of the data, on whatever device it lies.
+    pub fn data(self) -> *mut std::ffi::c_void {
+        self.get().data
+    }
+
     pub fn is_allocated(self) -> bool {
         !self.get().data.is_null()
     }
@@ -134,8 +139,13 @@ impl<'c> Tensor<'c> {
 
     /// Keeps the tensor's memory from being reused within the graph (`ggml_set_output`).
     pub fn mark_output(self) -> Self {
-        // SAFETY: the tensor is alive.
-        unsafe { sys::ggml_set_output(self.raw()) };
+        // SAFETY: the tensor is alive, and so is what it is a view of: the memory is kept or reused as a whole.
+        unsafe {
+            sys::ggml_set_output(self.raw());
+            if !self.get().view_src.is_null() {
+                sys::ggml_set_output(self.get().view_src);
+            }
+        };
         self
     }
 

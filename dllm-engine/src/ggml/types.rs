@@ -24,6 +24,8 @@ impl GgmlType {
     pub const Q8_0: Self = Self(sys::ggml_type_GGML_TYPE_Q8_0 as u32);
     /// 64-bit integer.
     pub const I64: Self = Self(sys::ggml_type_GGML_TYPE_I64 as u32);
+    /// 8-bit integer; blocks of bytes.
+    pub(crate) const I8: Self = Self(sys::ggml_type_GGML_TYPE_I8 as u32);
     /// 32-bit integer.
     pub const I32: Self = Self(sys::ggml_type_GGML_TYPE_I32 as u32);
 

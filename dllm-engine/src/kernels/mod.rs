@@ -1,9 +1,12 @@
-//! Custom graph ops (decision D4): a noun, one file; here the CPU twins. Each has a shape contract in its doc.
+//! Custom graph ops (decision D4): a noun, one file; here the CPU twins, and in `device` the CUDA nodes. Each has a shape
+//! contract in its doc.
 //!
 //! This is one of the three rooms that may use `unsafe`: ops read and write tensors through raw pointers.
 #![allow(unsafe_code)]
 
+pub(crate) mod device;
 mod geglu;
+pub(crate) mod library;
 pub mod position_stats;
 mod soft_embed;
 mod stats_op;

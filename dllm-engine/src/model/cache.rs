@@ -28,6 +28,8 @@ pub(crate) struct CacheSize {
     /// Key counts are multiples of this.
     pub padding: usize,
     pub ty: GgmlType,
+    /// Read and written by the CUDA kernels, which leave out a negative slot.
+    pub on_device: bool,
 }
 
 struct Layer {
@@ -176,9 +178,14 @@ impl Cache {
         (lane * self.slots[ring] + position % self.slots[ring]) as i64
     }
 
-    /// Row that nobody reads.
-    pub fn trash(&self, ring: usize) -> i64 {
-        (self.size.lanes * self.slots[ring]) as i64
+    /// Where a padding row's keys go: to a row that nobody reads, or, by the CUDA kernels, nowhere.
+    pub fn nowhere(&self, ring: usize) -> i64 {
+        if self.size.on_device { -1 } else { (self.size.lanes * self.slots[ring]) as i64 }
+    }
+
+    /// Whether the CUDA kernels read and write this cache.
+    pub fn on_device(&self) -> bool {
+        self.size.on_device
     }
 
     /// The position that a slot holds once `last` is the last written one; `None` if it holds none yet.
@@ -219,7 +226,7 @@ mod tests {
             CacheLayer { head: 4, kv_heads: 1, window: Some(window) },
             CacheLayer { head: 4, kv_heads: 1, window: None },
         ];
-        let size = CacheSize { context, lanes: 2, canvas, chunk, padding: 8, ty: GgmlType::F32 };
+        let size = CacheSize { context, lanes: 2, canvas, chunk, padding: 8, ty: GgmlType::F32, on_device: false };
         Cache::new(&layers, size).unwrap()
     }
 

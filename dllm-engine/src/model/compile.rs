@@ -7,12 +7,13 @@ use crate::error::Result;
 use crate::family::Family;
 use crate::ggml::{Allocator, Buffer, Context, DeviceKind, GgmlType, Graph, Handle};
 use crate::gguf::Gguf;
-use crate::kernels::{ExactGeglu, PositionStats, SoftEmbed, WORDS};
+use crate::kernels::ExactGeglu;
 use crate::model::cache::Cache;
 use crate::model::config::Config;
 use crate::model::inputs::{InputTensors, PassKey};
 use crate::model::layers::{Inputs, Pass};
 use crate::model::plan::{MemoryPlan, free_memory};
+use crate::model::sampling::{Sampling, sample};
 use crate::model::weights::Weights;
 use crate::params::Level;
 
@@ -53,13 +54,11 @@ pub(super) struct Parts<'p> {
 /// Builds the graph of a pass. Everything it refers to must outlive it.
 pub(super) fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tapping: bool) -> Result<Compiled> {
     let &Parts { family, config, weights, cache, state } = parts;
-    let mut graph = Graph::new(family.graph_size())?;
+    let graph = Graph::new(family.graph_size())?;
     let softcap = family.dims().softcap;
     // Only ggml's CPU backend takes its GELU from a table; others compute it.
     let exact = config.level == Level::Reference && config.device.kind() == DeviceKind::Cpu;
-    let exact_gelu = exact.then(|| graph.own(Box::new(ExactGeglu)));
-    let stats_op = graph.own(Box::new(PositionStats { softcap }));
-    let soft_op = graph.own(Box::new(SoftEmbed { softcap }));
+    let exact_gelu = exact.then(|| graph.own(ExactGeglu));
     let mut stats_handle = None;
     let cx = graph.context();
     let rows = key.all_rows();
@@ -81,9 +80,12 @@ pub(super) fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tap
             positions: inputs.positions(),
             slots: inputs.slots(),
             masks: inputs.masks(),
+            spans: inputs.spans(),
             soft,
             conditioned: inputs.conditioned(),
         },
+        encode: key.encode,
+        kernels: config.kernels,
         lanes: (key.lane, key.lanes),
         rows_per_lane: key.rows,
         keys: key.keys,
@@ -95,12 +97,12 @@ pub(super) fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tap
     } else {
         let decoded = family.decode(&pass)?;
         pass.tap("logits", decoded.logits);
-        let args = [decoded.logits, inputs.temperature(), inputs.uniform()];
-        let stats = stats_op.node(cx, GgmlType::I32, [WORDS, rows, 1, 1], &args).mark_output();
-        graph.expand(cx.named(stats, "position_stats"));
+        let sampling =
+            Sampling { weights, halves: decoded.halves, softcap, kernels: config.kernels, level: config.level };
+        let (temperature, uniform) = (inputs.temperature(), inputs.uniform());
+        let (stats, soft) = sample(&sampling, &graph, decoded.logits, temperature, uniform, decoded.table);
+        graph.expand(cx.named(stats, "position_stats").mark_output());
         // For the next step's self-conditioning; the last step's is made in vain, since nobody knows it is the last.
-        let args = [decoded.table, decoded.logits, inputs.temperature(), stats];
-        let soft = soft_op.node(cx, GgmlType::F32, [config.embed, rows, 1, 1], &args);
         graph.expand(cx.copy(soft, pass.inputs.soft));
         stats_handle = Some(stats.handle());
     }
@@ -110,7 +112,7 @@ pub(super) fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tap
 
 /// Measures a load without loading: descriptions only, which look allocated and are never computed.
 pub(super) fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) -> Result<MemoryPlan> {
-    let weights = Weights::plan(Arc::clone(file), &family.tensors(file), config.device, config.level)?;
+    let weights = Weights::plan(Arc::clone(file), &family.tensors(file), config.device, config.level, config.kernels)?;
     let cache = config.cache(family)?;
     let state = State::new(config)?;
     let (cache_bytes, state_bytes) =

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::ggml::{Device, DeviceKind, GgmlType, devices};
+use crate::kernels::library::Kernels;
 use crate::model::Shape;
 use crate::model::cache::{Cache, CacheSize};
 use crate::model::inputs::PassKey;
@@ -15,7 +16,7 @@ pub(super) const DEFAULT_CHUNK: usize = 512;
 pub(super) const DEFAULT_CONTEXT: usize = 8192;
 
 /// Sizes and choices fixed at load.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(super) struct Config {
     pub(super) shape: Shape,
     pub(super) embed: usize,
@@ -24,6 +25,8 @@ pub(super) struct Config {
     pub(super) kv: KvType,
     pub(super) padding: usize,
     pub(super) device: Device,
+    /// The CUDA kernels, on a device that runs these.
+    pub(super) kernels: Option<&'static Kernels>,
 }
 
 impl Config {
@@ -54,15 +57,30 @@ impl Config {
             n if n <= 1 << 16 => n,
             n => return Err(Error::argument("prefill_chunk", format!("{n} is not in 0..=65536"))),
         };
-        if params.level == Level::TopK {
-            let why = "topk is not available on this device; `fused` gathers only the likely tokens as well";
-            return Err(Error::argument("level", why));
+        let kernels = if device.runs_custom_nodes() { Some(Kernels::get()?) } else { None };
+        let on_cpu = device.kind() == DeviceKind::Cpu;
+        match (params.level, kernels) {
+            (Level::TopK, None) => {
+                let why = "topk needs a CUDA device; `fused` gathers only the likely tokens on the CPU as well";
+                return Err(Error::argument("level", why));
+            }
+            (Level::Reference, _) if !on_cpu => {
+                let why = format!("reference runs on the CPU: {} offers fused", device.name());
+                return Err(Error::argument("level", why));
+            }
+            _ => {}
         }
         let kv = match params.kv {
-            KvType::Auto if device.kind() == DeviceKind::Cpu => KvType::F32,
+            KvType::Auto if on_cpu => KvType::F32,
             KvType::Auto => KvType::F16,
             chosen => chosen,
         };
+        if kernels.is_some() && kv != KvType::F16 {
+            return Err(Error::argument(
+                "kv",
+                format!("{} keeps keys and values in F16: leave kv at auto", device.name()),
+            ));
+        }
         if params.level == Level::Reference && kv != KvType::F32 && params.kv != KvType::Auto {
             return Err(Error::argument(
                 "kv",
@@ -78,6 +96,7 @@ impl Config {
             kv,
             padding: params.key_padding,
             device,
+            kernels,
         })
     }
 
@@ -94,6 +113,7 @@ impl Config {
             chunk: self.chunk,
             padding: self.padding,
             ty,
+            on_device: self.kernels.is_some(),
         };
         Cache::new(&family.cache_layers(), size)
     }

@@ -39,6 +39,7 @@ pub(crate) struct InputTensors {
     positions: Handle,
     slots: [Handle; 2],
     masks: [Handle; 2],
+    spans: [Handle; 2],
     temperature: Handle,
     uniform: Handle,
     conditioned: Handle,
@@ -60,6 +61,7 @@ impl InputTensors {
             positions: make(GgmlType::I32, &[rows], "positions"),
             slots: [make(GgmlType::I64, &[rows], "slots"), make(GgmlType::I64, &[rows], "ring_slots")],
             masks: key.keys.map(mask),
+            spans: [0, 1].map(|_| make(GgmlType::I64, &[4, key.lanes], "spans")),
             temperature: make(GgmlType::F32, &[rows], "temperature"),
             uniform: make(GgmlType::F32, &[rows], "uniform"),
             conditioned: make(GgmlType::F32, &[1, rows], "conditioned"),
@@ -81,7 +83,8 @@ impl InputTensors {
     /// For a memory measurement only.
     pub fn pretend_allocated(&self) {
         let all = [self.tokens, self.positions, self.slots[0], self.slots[1], self.masks[0], self.masks[1]];
-        for handle in all.into_iter().chain([self.temperature, self.uniform, self.conditioned]) {
+        let rest = [self.spans[0], self.spans[1], self.temperature, self.uniform, self.conditioned];
+        for handle in all.into_iter().chain(rest) {
             self.context.tensor(handle).pretend_allocated();
         }
     }
@@ -100,6 +103,12 @@ impl InputTensors {
 
     pub fn masks(&self) -> [Tensor<'_>; 2] {
         self.masks.map(|h| self.context.tensor(h))
+    }
+
+    /// I64 [4, lanes]: the two runs of cache rows that a lane's canvas sees, as first row and count each. CUDA passes read
+    /// these instead of a mask, since all rows of a canvas see the same keys.
+    pub fn spans(&self) -> [Tensor<'_>; 2] {
+        self.spans.map(|h| self.context.tensor(h))
     }
 
     /// F32 [rows].
@@ -132,17 +141,37 @@ impl InputTensors {
                 let position = span.start + row;
                 positions.push(if real { position as i32 } else { 0 });
                 for (ring, slots) in slots.iter_mut().enumerate() {
-                    slots.push(if real { cache.slot(ring, key.lane + i, position) } else { cache.trash(ring) });
+                    slots.push(if real { cache.slot(ring, key.lane + i, position) } else { cache.nowhere(ring) });
                 }
             }
         }
         self.positions().write(&positions);
         for (ring, slots) in slots.iter().enumerate() {
             self.slots()[ring].write(slots);
-            self.masks()[ring].write(&mask(key, spans, cache, ring));
+            if cache.on_device() && !key.encode {
+                let runs: Vec<i64> =
+                    spans.iter().enumerate().flat_map(|(i, s)| runs(key.lane + i, s, cache, ring)).collect();
+                self.spans()[ring].write(&runs);
+            } else {
+                self.masks()[ring].write(&mask(key, spans, cache, ring));
+            }
         }
         self.written = spans.to_vec();
     }
+}
+
+/// The cache rows that a lane's canvas sees, as (first row, count) twice: a ring may wrap. An idle lane sees none.
+fn runs(lane: usize, span: &Span, cache: &Cache, ring: usize) -> [i64; 4] {
+    if span.count == 0 {
+        return [0; 4];
+    }
+    let window = if ring == 1 { cache.sliding_window() } else { None };
+    let first = window.map_or(0, |w| (span.start + 1).saturating_sub(w));
+    let count = (span.start + span.count - first) as i64;
+    let start = cache.slot(ring, lane, first);
+    let end = cache.slot(ring, lane, 0) + cache.most_keys()[ring] as i64;
+    let here = count.min(end - start);
+    [start, here, cache.slot(ring, lane, 0), count - here]
 }
 
 /// F16 [keys, rows per lane, 1, lanes]. A canvas row sees all cached keys (sliding layers: the last window - 1) and its

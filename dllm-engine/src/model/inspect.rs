@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::ggml::{Allocator, Buffer, Context, GgmlType, Graph};
-use crate::kernels::{PositionStats, SoftEmbed, WORDS};
-use crate::model::Network;
+use crate::model::sampling::{Sampling, sample};
+use crate::model::{HEAD, Network};
 
 impl Network {
     /// Keeps intermediate results of the passes built from now on.
@@ -47,18 +47,17 @@ impl Network {
         given.write(logits);
         temperatures.write(&vec![temperature; shape.canvas]);
         let mut graph = Graph::new(16)?;
-        let stats_op = graph.own(Box::new(PositionStats { softcap: None }));
-        let soft_op = graph.own(Box::new(SoftEmbed { softcap: None }));
         let table = self.weights.get("token_embd.weight").ok_or_else(|| Error::Backend("no embedding table".into()))?;
         {
             let cx = graph.context();
-            let stats = stats_op.node(cx, GgmlType::I32, [WORDS, shape.canvas, 1, 1], &[given, temperatures, uniform]);
-            let soft = soft_op.node(
-                cx,
-                GgmlType::F32,
-                [self.config.embed, shape.canvas, 1, 1],
-                &[table, given, temperatures, stats],
-            );
+            let sampling = Sampling {
+                weights: &self.weights,
+                halves: HEAD,
+                softcap: None,
+                kernels: self.config.kernels,
+                level: self.config.level,
+            };
+            let (_, soft) = sample(&sampling, &graph, given, temperatures, uniform, table);
             let state = self.state.context.tensor(self.state.soft);
             let row = state.strides()[1];
             let into = cx.view(

@@ -4,7 +4,9 @@
 use std::cell::RefCell;
 
 use crate::ggml::{Context, GgmlType, Graph, Handle, OpKey, Rope, Tensor};
+use crate::kernels::library::Kernels;
 use crate::model::cache::Cache;
+use crate::model::repack::Repacked;
 use crate::model::weights::Weights;
 
 /// Tensors that the host fills before a pass.
@@ -18,6 +20,8 @@ pub(crate) struct Inputs<'c> {
     pub slots: [Tensor<'c>; 2],
     /// Visible keys, F16 [keys, rows per lane, 1, lanes]: whole-context layers and ring layers.
     pub masks: [Tensor<'c>; 2],
+    /// What a canvas sees on a CUDA device, instead of a mask: I64 [4, lanes].
+    pub spans: [Tensor<'c>; 2],
     /// Soft embedding of the previous step, F32 [H, rows]. Decoder only.
     pub soft: Tensor<'c>,
     /// 1 where a previous step conditions the row, else 0, F32 [1, rows]. Decoder only.
@@ -30,6 +34,8 @@ pub(crate) struct Decoded<'c> {
     pub logits: Tensor<'c>,
     /// The table that soft embeddings are gathered from, [H, V].
     pub table: Tensor<'c>,
+    /// Name of the table's F16 copy among the tensors repacked for the CUDA kernels.
+    pub halves: &'static str,
 }
 
 /// Sizes and names of one layer's attention.
@@ -62,6 +68,10 @@ pub(crate) struct Pass<'c> {
     pub weights: &'c Weights,
     pub cache: &'c Cache,
     pub inputs: Inputs<'c>,
+    /// Causal, over prompt tokens or finished canvases.
+    pub encode: bool,
+    /// The CUDA kernels, where the pass runs on these.
+    pub kernels: Option<&'static Kernels>,
     /// First lane of the pass and how many follow.
     pub lanes: (usize, usize),
     /// Rows of each lane.
@@ -75,13 +85,18 @@ pub(crate) struct Pass<'c> {
 }
 
 impl<'c> Pass<'c> {
-    fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         self.lanes.1 * self.rows_per_lane
     }
 
     /// A weight by name. Families list all their tensors, so loading has found it.
     pub fn weight(&self, name: &str) -> Tensor<'c> {
         self.weights.get(name).unwrap_or_else(|| unreachable!("tensor {name} is not in the family's list"))
+    }
+
+    /// A tensor in the form of the CUDA kernels, by its stack's name or its own.
+    pub fn repacked(&self, name: &str) -> (Tensor<'c>, &'c Repacked) {
+        self.weights.repacked(name).unwrap_or_else(|| unreachable!("{name} is not among the repacked tensors"))
     }
 
     fn layer_weight(&self, layer: usize, name: &str) -> Tensor<'c> {

@@ -3,6 +3,7 @@
 mod cache;
 mod compile;
 mod config;
+mod device_pass;
 mod forward;
 mod inputs;
 #[cfg(feature = "cli")]
@@ -10,6 +11,8 @@ mod inspect;
 mod layers;
 mod network;
 mod plan;
+mod repack;
+mod sampling;
 mod weights;
 
 pub use forward::{Counters, DenoiseLane, Forward, Position, PrefillLane, Shape};
@@ -17,5 +20,7 @@ pub use network::Network;
 pub use plan::MemoryPlan;
 
 pub(crate) use cache::CacheLayer;
+pub(crate) use device_pass::DevicePass;
 pub(crate) use layers::{Attention, Decoded, Experts, Pass};
-pub(crate) use weights::TensorSpec;
+pub(crate) use repack::{HEAD, SOFT_TABLE};
+pub(crate) use weights::{Role, TensorSpec};

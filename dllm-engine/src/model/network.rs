@@ -67,7 +67,7 @@ impl Network {
         let threads = if params.threads == 0 { default_threads() } else { params.threads };
         let backend = Backend::open(config.device, threads)?;
         let specs = family.tensors(&file);
-        let mut weights = Weights::plan(file, &specs, config.device, config.level)?;
+        let mut weights = Weights::plan(file, &specs, config.device, config.level, config.kernels)?;
         weights.load(config.device, progress)?;
         let mut cache = config.cache(family.as_ref())?;
         cache.allocate(config.device)?;

@@ -6,10 +6,36 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::ggml::{Buffer, Context, Device, DeviceKind, GgmlType, Handle, Tensor, dequantize};
 use crate::gguf::{Gguf, TensorInfo};
+use crate::kernels::library::Kernels;
+use crate::model::repack::{self, Form, Repacked, Repacker};
 use crate::params::Level;
 
 /// Up to so many bytes of weights, every value is checked to be a number at load.
 const CHECKED_WHOLE: u64 = 1 << 30;
+
+/// What a tensor is used for: decides the form it is stored in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Takes part in element-wise ops, which want F32.
+    Vector,
+    /// The router's matrix: its choices are discrete, so products run in F32.
+    Router,
+    /// The embedding table; `head`: also the LM head.
+    Table {
+        head: bool,
+    },
+    /// A dense product. Matrices of one stack have the same input; listed one after the other they are one product on a GPU.
+    Dense {
+        stack: String,
+    },
+    /// Gate and up matrices of all experts, the gate's rows first.
+    GateUp,
+    /// Gate matrices of all experts where the file has the up matrices (the next tensor) apart.
+    Gate,
+    Up,
+    /// Down matrices of all experts.
+    Down,
+}
 
 /// A tensor that a family's graph uses.
 #[derive(Debug, Clone)]
@@ -17,18 +43,22 @@ pub(crate) struct TensorSpec {
     pub name: String,
     /// ggml order; unused dimensions are 1.
     pub shape: [usize; 3],
-    /// Vectors take part in element-wise ops, which want F32; matrices may be of any type.
-    pub vector: bool,
+    pub role: Role,
     pub required: bool,
 }
 
 impl TensorSpec {
-    pub fn vector(name: impl Into<String>, n: usize) -> Self {
-        Self { name: name.into(), shape: [n, 1, 1], vector: true, required: true }
+    pub fn new(name: impl Into<String>, shape: [usize; 3], role: Role) -> Self {
+        Self { name: name.into(), shape, role, required: true }
     }
 
-    pub fn matrix(name: impl Into<String>, shape: [usize; 3]) -> Self {
-        Self { name: name.into(), shape, vector: false, required: true }
+    pub fn vector(name: impl Into<String>, n: usize) -> Self {
+        Self::new(name, [n, 1, 1], Role::Vector)
+    }
+
+    /// A dense matrix [k, n] of a stack.
+    pub fn dense(name: &str, k: usize, n: usize, stack: &str) -> Self {
+        Self::new(name, [k, n, 1], Role::Dense { stack: stack.to_owned() })
     }
 
     pub fn optional(self) -> Self {
@@ -52,6 +82,7 @@ pub(crate) struct Weights {
     buffers: Vec<Buffer>,
     context: Context,
     plan: Vec<Placed>,
+    repacked: HashMap<String, Repacked>,
     bytes: WeightBytes,
     file: Arc<Gguf>,
 }
@@ -62,38 +93,48 @@ struct Placed {
     handle: Handle,
     /// Its data is used where it lies in the mapped file.
     mapped: bool,
+    /// How the CUDA kernels want it, where that is not as it is.
+    form: Option<Form>,
+}
+
+impl Placed {
+    /// Its share of the load, for progress.
+    fn bytes(&self, tensor: Tensor<'_>) -> u64 {
+        if self.form.is_some() { self.info.bytes } else { tensor.bytes() as u64 }
+    }
 }
 
 impl Weights {
     /// Checks names, shapes and types, and decides where each tensor will lie. Reads no tensor data.
-    pub fn plan(file: Arc<Gguf>, specs: &[TensorSpec], device: Device, level: Level) -> Result<Self> {
-        let context = Context::new(specs.len(), 0)?;
+    ///
+    /// With `kernels` the tensors get the forms that the CUDA kernels read.
+    pub fn plan(
+        file: Arc<Gguf>,
+        specs: &[TensorSpec],
+        device: Device,
+        level: Level,
+        kernels: Option<&'static Kernels>,
+    ) -> Result<Self> {
+        let context = Context::new(specs.len() + 1, 0)?;
         let mut weights = Self {
             index: HashMap::with_capacity(specs.len()),
             buffers: Vec::new(),
             context,
             plan: Vec::with_capacity(specs.len()),
+            repacked: HashMap::new(),
             bytes: WeightBytes::default(),
             file,
         };
         weights.refuse_unused_scales(specs)?;
+        if let Some(kernels) = kernels {
+            weights.plan_repacked(specs, kernels)?;
+            return Ok(weights);
+        }
         // ggml's CPU backend computes on the mapped file; other devices need a copy.
         let can_map = device.kind() == DeviceKind::Cpu;
         for spec in specs {
-            let Some(info) = weights.file.tensor(&spec.name) else {
-                if spec.required {
-                    return Err(Error::file(
-                        weights.file.path(),
-                        format!(
-                            "tensor {} is missing: the file is incomplete, or made by another converter",
-                            spec.name
-                        ),
-                    ));
-                }
-                continue;
-            };
-            check(&weights.file, spec, info)?;
-            let expand = info.ty != GgmlType::F32 && (spec.vector || level == Level::Reference);
+            let Some(info) = find(&weights.file, spec)? else { continue };
+            let expand = info.ty != GgmlType::F32 && (spec.role == Role::Vector || level == Level::Reference);
             let ty = if expand { GgmlType::F32 } else { info.ty };
             // ggml wants 32-byte alignment; the format only promises the file's own.
             let mapped = can_map && !expand && info.offset % 32 == 0;
@@ -106,7 +147,7 @@ impl Weights {
             }
             let handle = tensor.handle();
             weights.index.insert(spec.name.clone(), handle);
-            weights.plan.push(Placed { info: info.clone(), handle, mapped });
+            weights.plan.push(Placed { info: info.clone(), handle, mapped, form: None });
         }
         Ok(weights)
     }
@@ -127,6 +168,11 @@ impl Weights {
         self.index.get(name).map(|&handle| self.context.tensor(handle))
     }
 
+    /// A tensor in the form of the CUDA kernels, by the name of its stack, or its own.
+    pub fn repacked(&self, name: &str) -> Option<(Tensor<'_>, &Repacked)> {
+        self.repacked.get(name).map(|r| (self.context.tensor(r.handle), r))
+    }
+
     pub fn bytes(&self) -> WeightBytes {
         self.bytes
     }
@@ -140,7 +186,7 @@ impl Weights {
 
     /// Brings the data to the device. `progress` is told bytes done and bytes in all.
     pub fn load(&mut self, device: Device, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        let total = self.bytes.mapped + self.bytes.allocated;
+        let total = self.plan.iter().map(|p| p.bytes(self.context.tensor(p.handle))).sum();
         let mut done = 0;
         self.map(device)?;
         if self.plan.iter().any(|p| !p.mapped) {
@@ -152,12 +198,16 @@ impl Weights {
         // Looking at every value of a large file would read all of it before the first answer; there a NaN shows at the first
         // step, which names it. Vectors are few bytes and would poison everything.
         let small = total <= CHECKED_WHOLE;
+        let mut repacker =
+            Repacker::new(device, self.plan.iter().filter(|p| p.form.is_some()).map(|p| p.info.bytes).max())?;
         for placed in &self.plan {
             let tensor = self.context.tensor(placed.handle);
-            if small || tensor.shape()[1] == 1 {
+            if small || placed.info.shape[1] == 1 {
                 self.file.check_finite(&placed.info)?;
             }
-            if !placed.mapped {
+            if let Some(form) = &placed.form {
+                repacker.bring(&self.file, &placed.info, form, tensor)?;
+            } else if !placed.mapped {
                 let data = self.file.data(&placed.info)?;
                 if tensor.ty() == placed.info.ty {
                     tensor.write(data);
@@ -165,10 +215,54 @@ impl Weights {
                     expand(tensor, placed.info.ty, data)?;
                 }
             }
-            done += tensor.bytes() as u64;
+            done += placed.bytes(tensor);
             progress(done, total);
         }
         self.file.check_unchanged()
+    }
+
+    /// The forms of the CUDA kernels: vectors and the router in F32, the table as in the file, dense stacks in F16, experts
+    /// repacked.
+    fn plan_repacked(&mut self, specs: &[TensorSpec], kernels: &'static Kernels) -> Result<()> {
+        let file = Arc::clone(&self.file);
+        let mut at = 0;
+        while at < specs.len() {
+            let members = match &specs[at].role {
+                Role::Dense { stack } => {
+                    let same = |s: &&TensorSpec| matches!(&s.role, Role::Dense { stack: other } if other == stack);
+                    specs[at..].iter().take_while(same).count()
+                }
+                Role::Gate => 2,
+                _ => 1,
+            };
+            let mut infos = Vec::with_capacity(members);
+            for spec in specs.iter().skip(at).take(members) {
+                infos.extend(find(&file, spec)?);
+            }
+            let spec = &specs[at];
+            at += members;
+            if infos.is_empty() {
+                continue;
+            }
+            for planned in repack::plan(&file, spec, &infos, kernels)? {
+                let name = planned.name.unwrap_or(&spec.name);
+                let tensor = self.context.named(self.context.new_tensor(planned.ty, &planned.shape), name);
+                self.bytes.allocated += tensor.bytes() as u64;
+                let handle = tensor.handle();
+                match planned.repacked {
+                    Some((ty, rows, k)) => {
+                        self.repacked.insert(name.to_owned(), Repacked { handle, ty, rows, k });
+                    }
+                    None => {
+                        self.index.insert(name.to_owned(), handle);
+                    }
+                }
+                for (form, info) in planned.forms.into_iter().zip(infos.iter().cycle()) {
+                    self.plan.push(Placed { info: (*info).clone(), handle, mapped: false, form });
+                }
+            }
+        }
+        Ok(())
     }
 
     fn map(&mut self, device: Device) -> Result<()> {
@@ -194,6 +288,18 @@ impl Weights {
     }
 }
 
+/// The tensor of a spec, checked; `None` where an optional one is not there.
+fn find<'f>(file: &'f Gguf, spec: &TensorSpec) -> Result<Option<&'f TensorInfo>> {
+    match file.tensor(&spec.name) {
+        Some(info) => check(file, spec, info).map(|()| Some(info)),
+        None if spec.required => Err(Error::file(
+            file.path(),
+            format!("tensor {} is missing: the file is incomplete, or made by another converter", spec.name),
+        )),
+        None => Ok(None),
+    }
+}
+
 fn check(file: &Gguf, spec: &TensorSpec, info: &TensorInfo) -> Result<()> {
     let wanted = [spec.shape[0] as u64, spec.shape[1] as u64, spec.shape[2] as u64, 1];
     if info.shape != wanted {
@@ -206,7 +312,7 @@ fn check(file: &Gguf, spec: &TensorSpec, info: &TensorInfo) -> Result<()> {
         ));
     }
     let float = [GgmlType::F32, GgmlType::F16, GgmlType::BF16].contains(&info.ty);
-    if spec.vector && !float {
+    if spec.role == Role::Vector && !float {
         return Err(Error::file(
             file.path(),
             format!("tensor {} is {}: expected F32, F16 or BF16", info.name, info.ty.name()),

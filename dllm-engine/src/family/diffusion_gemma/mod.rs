@@ -4,12 +4,14 @@
 //! decoder sees the whole canvas and the cached prompt. Maths: the transformers reference, as written down in
 //! docs/model-diffusion-gemma.md; section numbers below are that page's.
 
+mod device;
+
 use crate::denoise::DenoiseSettings;
 use crate::error::{Error, Result};
 use crate::family::{Dims, Family, NoiseKind};
 use crate::ggml::{Rope, Tensor};
 use crate::gguf::Gguf;
-use crate::model::{Attention, CacheLayer, Decoded, Experts, Pass, TensorSpec};
+use crate::model::{Attention, CacheLayer, Decoded, Experts, HEAD, Pass, Role, SOFT_TABLE, TensorSpec};
 
 const ARCH: &str = "diffusion-gemma";
 
@@ -204,24 +206,26 @@ impl Family for DiffusionGemma {
     fn tensors(&self, _: &Gguf) -> Vec<TensorSpec> {
         let (h, ff, xff, nx) = (self.dims.embed, self.ff, self.expert_ff, self.experts);
         let mut list = vec![
-            TensorSpec::matrix("token_embd.weight", [h, self.dims.vocab, 1]),
+            TensorSpec::new("token_embd.weight", [h, self.dims.vocab, 1], Role::Table { head: !self.has_output }),
             TensorSpec::vector("output_norm.weight", h),
             TensorSpec::vector("self_cond_pre_norm.weight", h),
-            TensorSpec::matrix("self_cond_gate.weight", [h, ff, 1]),
-            TensorSpec::matrix("self_cond_up.weight", [h, ff, 1]),
-            TensorSpec::matrix("self_cond_down.weight", [ff, h, 1]),
+            TensorSpec::dense("self_cond_gate.weight", h, ff, "self_cond_gate_up"),
+            TensorSpec::dense("self_cond_up.weight", h, ff, "self_cond_gate_up"),
+            TensorSpec::dense("self_cond_down.weight", ff, h, "self_cond_down"),
         ];
         if let Some(full) = self.layers.iter().find(|l| !l.sliding) {
             list.push(TensorSpec::vector("rope_freqs.weight", full.head / 2));
         }
         if self.has_output {
-            list.push(TensorSpec::matrix("output.weight", [h, self.dims.vocab, 1]));
+            list.push(TensorSpec::dense("output.weight", h, self.dims.vocab, HEAD));
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            let vector = |name: &str, n| TensorSpec::vector(format!("blk.{i}.{name}"), n);
-            let matrix = |name: &str, shape| TensorSpec::matrix(format!("blk.{i}.{name}"), shape);
+            let name = |part: &str| format!("blk.{i}.{part}");
+            let vector = |part: &str, n| TensorSpec::vector(name(part), n);
+            let dense = |part: &str, k, n, stack: &str| TensorSpec::dense(&name(part), k, n, &name(stack));
+            let experts = |part: &str, shape, role| TensorSpec::new(name(part), shape, role);
             let (q, kv) = (self.heads * layer.head, layer.kv_heads * layer.head);
-            for name in [
+            for part in [
                 "attn_norm",
                 "post_attention_norm",
                 "ffn_norm",
@@ -230,32 +234,34 @@ impl Family for DiffusionGemma {
                 "pre_ffw_norm_2",
                 "post_ffw_norm_2",
             ] {
-                list.push(vector(&format!("{name}.weight"), h));
+                list.push(vector(&format!("{part}.weight"), h));
+            }
+            // Stacks in the order that the passes read their products.
+            list.push(dense("attn_q.weight", h, q, "attn_qkv"));
+            list.push(dense("attn_k.weight", h, kv, "attn_qkv"));
+            if layer.has_value {
+                list.push(dense("attn_v.weight", h, kv, "attn_qkv"));
             }
             list.extend([
-                matrix("attn_q.weight", [h, q, 1]),
-                matrix("attn_k.weight", [h, kv, 1]),
-                matrix("attn_output.weight", [q, h, 1]),
+                dense("attn_output.weight", q, h, "attn_output"),
+                dense("ffn_gate.weight", h, ff, "ffn_gate_up"),
+                dense("ffn_up.weight", h, ff, "ffn_gate_up"),
+                dense("ffn_down.weight", ff, h, "ffn_down"),
                 vector("attn_q_norm.weight", layer.head),
                 vector("attn_k_norm.weight", layer.head),
                 vector("layer_output_scale.weight", 1),
                 vector("enc_layer_output_scale.weight", 1),
-                matrix("ffn_gate.weight", [h, ff, 1]),
-                matrix("ffn_up.weight", [h, ff, 1]),
-                matrix("ffn_down.weight", [ff, h, 1]),
-                matrix("ffn_gate_inp.weight", [h, nx, 1]),
+                experts("ffn_gate_inp.weight", [h, nx, 1], Role::Router),
                 vector("ffn_gate_inp.scale", h),
-                matrix("ffn_down_exps.weight", [xff, h, nx]),
                 vector("ffn_down_exps.scale", nx).optional(),
             ]);
-            if layer.has_value {
-                list.push(matrix("attn_v.weight", [h, kv, 1]));
-            }
             if layer.fused_experts {
-                list.push(matrix("ffn_gate_up_exps.weight", [h, 2 * xff, nx]));
+                list.push(experts("ffn_gate_up_exps.weight", [h, 2 * xff, nx], Role::GateUp));
             } else {
-                list.extend([matrix("ffn_gate_exps.weight", [h, xff, nx]), matrix("ffn_up_exps.weight", [h, xff, nx])]);
+                list.push(experts("ffn_gate_exps.weight", [h, xff, nx], Role::Gate));
+                list.push(experts("ffn_up_exps.weight", [h, xff, nx], Role::Up));
             }
+            list.push(experts("ffn_down_exps.weight", [xff, h, nx], Role::Down));
         }
         list
     }
@@ -273,6 +279,9 @@ impl Family for DiffusionGemma {
     }
 
     fn encode(&self, pass: &Pass<'_>) -> Result<()> {
+        if pass.kernels.is_some() {
+            return self.encode_on_device(pass);
+        }
         let mut h = self.embed(pass); // [H, rows]
         for i in 0..self.layers.len() {
             // Only keys and values of the last layer are used: its attention and feed-forward would be thrown away.
@@ -286,6 +295,9 @@ impl Family for DiffusionGemma {
     }
 
     fn decode<'c>(&self, pass: &Pass<'c>) -> Result<Decoded<'c>> {
+        if pass.kernels.is_some() {
+            return self.decode_on_device(pass);
+        }
         let cx = pass.cx;
         let conditioned = cx.add(self.embed(pass), self.self_conditioning(pass)); // [H, rows]
         // Always normed, also at the first step, where the signal is zero (section 6).
@@ -296,22 +308,38 @@ impl Family for DiffusionGemma {
         }
         let head = if self.has_output { "output.weight" } else { "token_embd.weight" };
         let logits = pass.linear(head, pass.norm("output_norm.weight", h, self.eps)); // [V, rows]
-        Ok(Decoded { logits, table: pass.weight("token_embd.weight") })
+        let halves = if self.has_output { SOFT_TABLE } else { HEAD };
+        Ok(Decoded { logits, table: pass.weight("token_embd.weight"), halves })
     }
 }
 
 impl DiffusionGemma {
+    /// Embeddings are multiplied by sqrt(H) (section 3).
+    fn embed_scale(&self) -> f32 {
+        (self.dims.embed as f32).sqrt()
+    }
+
+    fn experts(&self, i: usize) -> Experts {
+        Experts {
+            layer: i,
+            count: self.experts,
+            used: self.experts_used,
+            width: self.expert_ff,
+            fused: self.layers[i].fused_experts,
+        }
+    }
+
     /// E[token] * sqrt(H), [H, rows] (section 3).
     fn embed<'c>(&self, pass: &Pass<'c>) -> Tensor<'c> {
         let rows = pass.cx.get_rows(pass.weight("token_embd.weight"), pass.inputs.tokens);
-        pass.cx.scale(rows, (self.dims.embed as f32).sqrt())
+        pass.cx.scale(rows, self.embed_scale())
     }
 
     /// What the previous step's distribution adds to the embeddings, [H, rows]; zero where a lane has no previous step
     /// (section 6). The soft embedding itself was made at the end of that step.
     fn self_conditioning<'c>(&self, pass: &Pass<'c>) -> Tensor<'c> {
         let cx = pass.cx;
-        let soft = cx.scale(pass.inputs.soft, (self.dims.embed as f32).sqrt());
+        let soft = cx.scale(pass.inputs.soft, self.embed_scale());
         let n = pass.norm("self_cond_pre_norm.weight", soft, self.eps);
         let signal = pass.gated("self_cond_gate.weight", "self_cond_up.weight", "self_cond_down.weight", n);
         cx.mul(signal, pass.inputs.conditioned)
@@ -357,14 +385,7 @@ impl DiffusionGemma {
         // The router reads the raw residual, not a branch's normed input.
         let routed = cx.mul(cx.rms_norm(r, self.eps), pass.weight(&name("ffn_gate_inp.scale")));
         let routed = cx.scale(routed, 1.0 / (self.dims.embed as f32).sqrt());
-        let experts = Experts {
-            layer: i,
-            count: self.experts,
-            used: self.experts_used,
-            width: self.expert_ff,
-            fused: self.layers[i].fused_experts,
-        };
-        let mixed = pass.experts(&experts, routed, norm("pre_ffw_norm_2.weight", r));
+        let mixed = pass.experts(&self.experts(i), routed, norm("pre_ffw_norm_2.weight", r));
         let mixed = norm("post_ffw_norm_2.weight", mixed);
 
         let f = norm("post_ffw_norm.weight", cx.add(dense, mixed));

@@ -1,0 +1,242 @@
+//! Custom nodes that run on a CUDA device only: each enqueues one kernel (the experts: three). Shapes, types and contracts are
+//! the C headers'; which source is which stands at each op. Several results lie one after the other in the destination's
+//! bytes, at the offsets that the op was made with.
+
+use std::ffi::{c_int, c_void};
+
+use llama_sys::ggml_tensor;
+
+use crate::ggml::{GgmlType, NodeOp};
+use crate::kernels::library::{Kernels, Stream};
+
+/// ggml's number of a type, as the kernels want it.
+fn number(ty: GgmlType) -> c_int {
+    ty.id() as c_int
+}
+
+/// What an op sees of its node while it is enqueued.
+#[derive(Clone, Copy)]
+struct Node<'a>(&'a ggml_tensor);
+
+impl Node<'_> {
+    fn dst(self, offset: usize) -> *mut c_void {
+        self.0.data.cast::<u8>().wrapping_add(offset).cast()
+    }
+
+    /// Data of source `i`.
+    ///
+    /// # Safety
+    /// The node was made with more than `i` sources.
+    unsafe fn src(self, i: usize) -> *const c_void {
+        // SAFETY: sources of a live node are live tensors.
+        unsafe { (*self.0.src[i]).data }
+    }
+
+    /// Data of source `i` for a kernel that also writes to it: caches.
+    ///
+    /// # Safety
+    /// As `src`.
+    unsafe fn src_mut(self, i: usize) -> *mut c_void {
+        // SAFETY: as above.
+        unsafe { (*self.0.src[i]).data }
+    }
+}
+
+macro_rules! device_op {
+    ($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty),* $(,)? } |$this:ident, $k:ident, $stream:ident, $node:ident| $body:expr) => {
+        $(#[$doc])*
+        pub(crate) struct $name { pub kernels: &'static Kernels, $(pub $field: $ty,)* }
+
+        impl NodeOp for $name {
+            fn has_device_form(&self) -> bool {
+                true
+            }
+
+            unsafe fn enqueue(&self, $stream: Stream, dst: &ggml_tensor) -> c_int {
+                let ($this, $k, $node) = (self, self.kernels, Node(dst));
+                // SAFETY: ggml calls this with the sources that the node was made with, all in the device's memory, and
+                // their sizes are those of the fields: `model/device_pass.rs` makes both together.
+                unsafe { $body }
+            }
+        }
+    };
+}
+
+device_op! {
+    /// Sources: table, ids.
+    EmbedRows { table: GgmlType, vocab: c_int, hidden: c_int, rows: c_int, scale: f32 }
+    |o, k, s, n| (k.dllm_embed_rows)(s, n.src(0), number(o.table), o.vocab, o.hidden, n.src(1), o.rows, o.scale, n.dst(0))
+}
+
+device_op! {
+    /// Sources: x F32, weight. Destination F16.
+    RmsNorm { pre_scale: f32, eps: f32, rows: c_int, hidden: c_int }
+    |o, k, s, n| (k.dllm_rms_norm)(
+        s, n.src(0), number(GgmlType::F32), n.src(1), o.pre_scale, o.eps, n.dst(0), number(GgmlType::F16), o.rows, o.hidden)
+}
+
+device_op! {
+    /// Sources: embeddings, self-conditioning signal, its flag, attn_norm. Destination: h F32, at `x` x1 F16.
+    NormInput { eps: f32, rows: c_int, hidden: c_int, x: usize }
+    |o, k, s, n| (k.dllm_norm_input)(
+        s, n.src(0), 1.0, n.src(1), n.src(2), std::ptr::null(), n.src(3), o.eps, n.dst(0), n.dst(o.x),
+        number(GgmlType::F16), o.rows, o.hidden)
+}
+
+device_op! {
+    /// Sources: h, a F32, post_attention_norm, ffn_norm, pre_ffw_norm_2, router scale. Destination: r F32, at `x` and `y`
+    /// F16, at `z` F32.
+    NormAttnOut { eps: f32, rows: c_int, hidden: c_int, x: usize, y: usize, z: usize }
+    |o, k, s, n| (k.dllm_norm_attn_out)(
+        s, n.src(0), n.src(1), number(GgmlType::F32), n.src(2), n.src(3), n.src(4), n.src(5), o.eps, n.dst(0), n.dst(o.x),
+        n.dst(o.y), number(GgmlType::F16), n.dst(o.z), o.rows, o.hidden)
+}
+
+device_op! {
+    /// Sources: r, d F32, m F32 in `parts`, post_ffw_norm_1, post_ffw_norm_2, post_ffw_norm, layer scale, next norm.
+    /// Destination: h F32, at `x` F16.
+    NormLayerOut { eps: f32, rows: c_int, hidden: c_int, parts: c_int, x: usize }
+    |o, k, s, n| {
+        let hidden = i64::from(o.hidden);
+        (k.dllm_norm_layer_out)(
+            s, n.src(0), n.src(1), number(GgmlType::F32), n.src(2), number(GgmlType::F32), o.parts,
+            hidden * i64::from(o.parts), hidden, n.src(3), n.src(4), n.src(5), n.src(6), n.src(6), std::ptr::null(),
+            n.src(7), o.eps, n.dst(0), n.dst(o.x), number(GgmlType::F16), o.rows, o.hidden)
+    }
+}
+
+device_op! {
+    /// Sources: weights F16, x F16. Destination: out F32, at `scratch` the library's room.
+    Gemm { rows: c_int, k: c_int, n: c_int, scratch: usize }
+    |o, k, s, n| (k.dllm_gemm)(
+        s, n.src(0), n.src(1), o.rows, o.k, o.n, n.dst(0), number(GgmlType::F32), n.dst(o.scratch))
+}
+
+device_op! {
+    /// Sources: repacked weights, x F16. Destination: out F32.
+    QuantMm { ty: c_int, rows: c_int, k: c_int, n: c_int }
+    |o, k, s, n| (k.dllm_qmm)(
+        s, o.ty, n.src(0), n.src(1), i64::from(o.k), o.rows, o.k, o.n, n.dst(0), i64::from(o.n), 0, 1.0, 1,
+        std::ptr::null_mut(), 0)
+}
+
+device_op! {
+    /// Source: gate and up F32. Destination F16.
+    Geglu { rows: c_int, width: c_int }
+    |o, k, s, n| (k.dllm_geglu)(s, n.src(0), o.rows, o.width, n.dst(0))
+}
+
+device_op! {
+    /// Source: x F32. Destination F16.
+    ToHalf { rows: c_int, width: c_int }
+    |o, k, s, n| (k.dllm_to_half)(s, n.src(0), i64::from(o.rows) * i64::from(o.width), n.dst(0))
+}
+
+device_op! {
+    /// Sources: positions, frequency factors where `factors`. Destination: cos, sin F32.
+    RopeTable { rows: c_int, head: c_int, base: f32, factors: bool }
+    |o, k, s, n| {
+        let factors = if o.factors { n.src(1) } else { std::ptr::null() };
+        (k.dllm_rope_table)(s, n.src(0), o.rows, o.head, o.base, factors, n.dst(0))
+    }
+}
+
+device_op! {
+    /// Sources: qkv F32, q_norm, k_norm, rope table, slots, key cache F16, value cache F16. Destination: q of `q_type`.
+    RopeKv {
+        rows: c_int, lanes: c_int, heads: c_int, kv_heads: c_int, head: c_int, value: bool, eps: f32, q_type: GgmlType
+    }
+    |o, k, s, n| (k.dllm_rope_kv)(
+        s, n.src(0), number(GgmlType::F32), o.rows, o.lanes, o.heads, o.kv_heads, o.head, c_int::from(o.value), n.src(1),
+        n.src(2), o.eps, n.src(3), n.src(4).cast(), n.dst(0), number(o.q_type), n.src_mut(5), n.src_mut(6),
+        i64::from(o.kv_heads) * i64::from(o.head))
+}
+
+device_op! {
+    /// Sources: q F16, key cache, value cache, spans; and the node that wrote the keys. Destination: out F16, at `scratch`
+    /// the parts of split keys.
+    CanvasAttention {
+        rows: c_int, lanes: c_int, heads: c_int, kv_heads: c_int, head: c_int, splits: c_int, scratch: usize
+    }
+    |o, k, s, n| (k.dllm_canvas_attention)(
+        s, n.src(0), o.rows, o.lanes, o.heads, o.kv_heads, o.head, n.src(1), n.src(2),
+        i64::from(o.kv_heads) * i64::from(o.head), n.src(3), o.splits, n.dst(0), number(GgmlType::F16), n.dst(o.scratch))
+}
+
+device_op! {
+    /// Sources: router input F32, router weights F32, expert scale where `scaled`. Destination: ids I32, at `weights` F32, at
+    /// `scratch` the kernel's room.
+    Router { rows: c_int, experts: c_int, hidden: c_int, used: c_int, scaled: bool, weights: usize, scratch: usize }
+    |o, k, s, n| {
+        let scale = if o.scaled { n.src(2) } else { std::ptr::null() };
+        (k.dllm_router)(s, n.src(0), n.src(1), scale, o.rows, o.experts, o.hidden, o.used, n.dst(0), n.dst(o.weights),
+                        std::ptr::null_mut(), n.dst(o.scratch))
+    }
+}
+
+/// Most rows for which the down product may start before the gate and up product has ended: measured on an H200, it gains
+/// with about 16 rows per expert and loses with 128.
+const OVERLAP_ROWS: c_int = 512;
+
+device_op! {
+    /// Sources: ids, weights, x F16, gate and up repacked, down repacked. Destination: weighted results F32
+    /// [rows][used][hidden], at `act` the activations F16, at `plan` the routing plan.
+    Experts {
+        rows: c_int, used: c_int, experts: c_int, hidden: c_int, width: c_int, gate_up_type: c_int, down_type: c_int,
+        act: usize, plan: usize
+    }
+    |o, k, s, n| {
+        let plan = n.dst(o.plan);
+        let overlap = c_int::from(o.rows <= OVERLAP_ROWS);
+        let route = (k.dllm_moe_route)(s, n.src(0), o.rows * o.used, o.experts, plan);
+        if route != 0 {
+            return route;
+        }
+        let gate_up = (k.dllm_moe_gate_up)(
+            s, o.gate_up_type, n.src(3), n.src(2), i64::from(o.hidden), plan, o.rows, o.used, o.experts, o.hidden, o.width,
+            n.dst(o.act), overlap, 0);
+        if gate_up != 0 {
+            return gate_up;
+        }
+        (k.dllm_moe_down)(
+            s, o.down_type, n.src(4), n.dst(o.act), plan, n.src(1), o.rows, o.used, o.experts, o.width, o.hidden, n.dst(0),
+            overlap, 0, o.hidden, 0)
+    }
+}
+
+device_op! {
+    /// Sources: logits F32, temperature, uniform. Destination: words of the statistics, at `scratch` the kernel's room, which
+    /// `Likeliest` reads.
+    DeviceStats { rows: c_int, vocab: c_int, cap: f32, scratch: usize }
+    |o, k, s, n| (k.dllm_position_stats)(
+        s, n.src(0), number(GgmlType::F32), o.rows, o.vocab, n.src(1), n.src(2), o.cap, n.dst(0), n.dst(o.scratch))
+}
+
+device_op! {
+    /// Sources: logits F32, temperature, `DeviceStats`. Destination: ids I32 [rows][count], at `weights` F32, at `dropped`
+    /// F32 [rows].
+    Likeliest { rows: c_int, vocab: c_int, cap: f32, stats_scratch: usize, count: c_int, weights: usize, dropped: usize }
+    |o, k, s, n| {
+        let stats = n.src(2);
+        let scratch = stats.cast::<u8>().wrapping_add(o.stats_scratch).cast();
+        (k.dllm_likeliest)(
+            s, n.src(0), number(GgmlType::F32), o.rows, o.vocab, n.src(1), o.cap, stats, scratch, o.count, 0.0, 1, n.dst(0),
+            n.dst(o.weights), n.dst(o.dropped))
+    }
+}
+
+device_op! {
+    /// Sources: table, ids, weights. Destination F32.
+    SoftEmbedLikeliest { table: GgmlType, vocab: c_int, hidden: c_int, rows: c_int, count: c_int }
+    |o, k, s, n| (k.dllm_soft_embed)(
+        s, n.src(0), number(o.table), o.vocab, o.hidden, n.src(1), n.src(2), o.rows, o.count, 1.0, n.dst(0))
+}
+
+device_op! {
+    /// Sources: table F16, logits F32, temperature, `DeviceStats`. Destination: F32, at `probs` the probabilities F16, at
+    /// `scratch` the library's room.
+    SoftEmbedDense { rows: c_int, vocab: c_int, hidden: c_int, cap: f32, probs: usize, scratch: usize }
+    |o, k, s, n| (k.dllm_dense_soft_embed)(
+        s, n.src(0), n.src(1), n.src(2), o.cap, n.src(3), o.rows, o.vocab, o.hidden, 1.0, n.dst(o.probs), n.dst(0),
+        n.dst(o.scratch))
+}
