@@ -15,6 +15,11 @@ DLLM_API int dllm_set_device(int device);
 // Waits for the calling thread's default stream: the end of repacking.
 DLLM_API int dllm_wait(void);
 
+// A second stream beside `stream`, which goes on from where `stream` is now; `dllm_join` makes `stream` wait for it. The two
+// may be captured. One fork of a stream at a time.
+DLLM_API int dllm_fork(void* stream, void** side);
+DLLM_API int dllm_join(void* stream, void* side);
+
 // The name of an error that a function here returned.
 DLLM_API const char* dllm_error(int code);
 

@@ -40,7 +40,8 @@ DLLM_API int dllm_moe_down(void* stream, int type, const void* w, const void* ac
         // as many blocks of an expert as dllm_moe_gate_up started
         gate_up_tile = expert_tile(gate_up_tile, entries, n_expert, gate_up_k);
         p.counters = reinterpret_cast<unsigned*>(plan + n_expert + 1 + entries);
-        p.wait_for = (2 * n_ff + 127) / 128 * expert_depth(entries, n_expert, expert_tile_tokens(gate_up_tile));
+        p.wait_blocks = (2 * n_ff + 127) / 128;
+        p.wait_tokens = expert_tile_tokens(gate_up_tile);
     }
     tile = expert_tile(tile, entries, n_expert, n_ff);
     return with_layout(type, cudaErrorInvalidValue, [&](auto l) {

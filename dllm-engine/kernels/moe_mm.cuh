@@ -1,7 +1,7 @@
 // The expert products: every expert's weights times the rows that were routed to it.
 //
-// One thread block makes 128 weight rows for one expert, in turn for all its token tiles (or, with many rows, for every
-// depth-th of them, so that blocks share the expert's weights through the cache).
+// One thread block makes 128 weight rows for one token tile of one expert. The tiles of all experts form one list, so that
+// a busy expert does not hold up the others; blocks of one expert follow each other and share its weights through the cache.
 //
 // Overlap (compute capability 9.0 on, when asked for): the down product may start while the last gate/up blocks are
 // still running. Each of these counts itself at its expert when its results are written, and a down block waits for its
@@ -17,21 +17,56 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #endif
 }
 
-// Grid (weight tiles, experts, depth).
+// Finds the expert and the token tile of the block's number in the list of all tiles. False behind the list's end.
+template <int THREADS>
+__device__ __forceinline__ bool find_tile(const int* __restrict__ plan, int n_expert, int tokens, int number, int& expert,
+                                          int& tile) {
+    __shared__ int warp_sum[THREADS / 32], found[2];
+    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    const int per = (n_expert + THREADS - 1) / THREADS, begin = min(tid * per, n_expert), end = min(begin + per, n_expert);
+    auto tiles = [&](int e) { return (plan[e + 1] - plan[e] + tokens - 1) / tokens; };
+    int own = 0;
+    for (int e = begin; e < end; ++e) own += tiles(e);
+    int scan = own;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int v = __shfl_up_sync(0xffffffffu, scan, d);
+        if (lane >= d) scan += v;
+    }
+    if (lane == 31) warp_sum[warp] = scan;
+    if (tid == 0) found[0] = -1;
+    __syncthreads();
+    int before = scan - own;
+    for (int w = 0; w < warp; ++w) before += warp_sum[w];
+    if (number >= before && number < before + own) {
+        int e = begin, left = number - before;
+        for (; left >= tiles(e); ++e) left -= tiles(e);
+        found[0] = e;
+        found[1] = left;
+    }
+    __syncthreads();
+    expert = found[0];
+    tile = found[1];
+    return expert >= 0;
+}
+
+// Grid (weight tiles, most token tiles of all experts).
 template <class L, class T, int EPI, int MIN_BLOCKS>
 __global__ void __launch_bounds__(T::THREADS, MIN_BLOCKS) expert_kernel(const MatmulArgs p) {
     extern __shared__ __align__(128) unsigned char ring[];
     __shared__ int entry[T::TOKENS];
     const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, wm = warp % T::WM, wn = warp / T::WM;
-    const int chunks = p.k / 64, expert = blockIdx.y;
+    const int chunks = p.k / 64;
     if constexpr (EPI == OUT_GELU) let_next_kernel_start();
-    const int first = p.plan[expert], n = p.plan[expert + 1] - first;
-    if (n == 0) return;
+    int expert, tile;
+    if (!find_tile<T::THREADS>(p.plan, p.n_expert, T::TOKENS, blockIdx.y, expert, tile)) return;
+    const int first = p.plan[expert], n = p.plan[expert + 1] - first, start = tile * T::TOKENS;
     unsigned* done = p.counters ? p.counters + expert : nullptr;
     if constexpr (EPI != OUT_GELU) {
         if (done) {
+            const unsigned blocks = p.wait_blocks * ((n + p.wait_tokens - 1) / p.wait_tokens);
             if (tid == 0)
-                while (atomicAdd(done, 0u) < p.wait_for) {}
+                while (atomicAdd(done, 0u) < blocks) {}
             __syncthreads();
             __threadfence();
         }
@@ -41,18 +76,15 @@ __global__ void __launch_bounds__(T::THREADS, MIN_BLOCKS) expert_kernel(const Ma
     const uint32_t ring_at = smem_address(ring);
     const LaneOffsets at = lane_offsets<L, T>(ring_at, wm, wn);
     Copier<L, T> copier(ring_at);
-    for (int start = blockIdx.z * T::TOKENS; start < n; start += gridDim.z * T::TOKENS) {
-        const int tokens = min(n - start, T::TOKENS);
-        __syncthreads();  // entry[] and the ring are no longer in use
-        for (int i = tid; i < T::TOKENS; i += T::THREADS)
-            entry[i] = p.plan[p.n_expert + 1 + first + start + min(i, tokens - 1)];
-        __syncthreads();
-        copier.start(w, p.x, chunks, tokens, [&](int i) { return entry[i] / p.gather * p.ldx; });
-        float acc[T::MT][T::NT][4];
-        const int groups = max(0, min(T::NT / 2, (tokens - wn * T::NT * 8 + 15) / 16));
-        tile_product<L, T, true>(acc, copier, chunks, ring, at, groups);
-        store<T, EPI>(acc, p, blockIdx.x * T::TILES + wm * T::MT, wn * T::NT * 8, tokens, entry, lane);
-    }
+    const int tokens = min(n - start, T::TOKENS);
+    for (int i = tid; i < T::TOKENS; i += T::THREADS)
+        entry[i] = p.plan[p.n_expert + 1 + first + start + min(i, tokens - 1)];
+    __syncthreads();
+    copier.start(w, p.x, chunks, tokens, [&](int i) { return entry[i] / p.gather * p.ldx; });
+    float acc[T::MT][T::NT][4];
+    const int groups = max(0, min(T::NT / 2, (tokens - wn * T::NT * 8 + 15) / 16));
+    tile_product<L, T, true>(acc, copier, chunks, ring, at, groups);
+    store<T, EPI>(acc, p, blockIdx.x * T::TILES + wm * T::MT, wn * T::NT * 8, tokens, entry, lane);
     if constexpr (EPI == OUT_GELU) {
         if (done) {
             __threadfence();
@@ -62,9 +94,8 @@ __global__ void __launch_bounds__(T::THREADS, MIN_BLOCKS) expert_kernel(const Ma
     }
 }
 
-inline int expert_depth(int entries, int n_expert, int tokens) {  // from the mean load; busier experts loop
-    return (entries + n_expert - 1) / n_expert / tokens + 1;
-}
+// Every expert may have a tile that is not full.
+inline int most_tiles(int entries, int n_expert, int tokens) { return n_expert + entries / tokens; }
 
 inline bool can_overlap() {
     int device = 0, major = 0;
@@ -83,7 +114,7 @@ cudaError_t launch_experts(cudaStream_t stream, const MatmulArgs& p, int entries
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)((p.n + 127) / 128), p.n_expert, expert_depth(entries, p.n_expert, T::TOKENS));
+    config.gridDim = dim3((unsigned)((p.n + 127) / 128), most_tiles(entries, p.n_expert, T::TOKENS));
     config.blockDim = dim3(T::THREADS);
     config.dynamicSmemBytes = T::SMEM;
     config.stream = stream;

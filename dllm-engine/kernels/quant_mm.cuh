@@ -28,7 +28,8 @@ struct MatmulArgs {
     int n_expert;
     int gather;              // source row of plan entry i: i / gather
     const float* weights;    // [entries], OUT_WEIGHTED
-    unsigned wait_for;       // down: count at an expert's counter that says that its rows are ready
+    unsigned wait_blocks;    // down: an expert's rows are ready when its counter has this, times its number of tiles of
+    int wait_tokens;         //       so many tokens
     // parts of k
     int splits;
     float* partial;          // [splits][rows][n]

@@ -9,12 +9,15 @@ namespace {
 
 constexpr int TILE_ROWS = 32, TILE_EXPERTS = 128, WARPS = 8, STEP = 16, PICK_WARPS = 4;
 constexpr int CHUNK = 96, PITCH = CHUNK + 16;  // pitch: a quarter warp's 16-byte reads fall into different banks
+static_assert(CHUNK <= 128, "a warp copies a row at once");
 constexpr int SHARED = (TILE_ROWS + TILE_EXPERTS) * PITCH * 4;
 constexpr int MAX_EXPERTS = 256, MAX_USED = 16;
 
+// hi + lo = x to 2^-21. Integer steps: the conversion instruction of PTX costs five, for infinities that we may let become
+// NaN (which the low part does for us).
 __device__ __forceinline__ void split(float x, unsigned& hi, unsigned& lo) {
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(hi) : "f"(x));
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(lo) : "f"(x - __uint_as_float(hi)));
+    hi = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+    lo = __float_as_uint(x - __uint_as_float(hi)) & 0xffffe000u;
 }
 
 __device__ __forceinline__ void mma(float* c, const unsigned* a, const unsigned* b) {
@@ -34,7 +37,7 @@ __global__ void __launch_bounds__(32 * WARPS, 2)
     product_kernel(const float* __restrict__ zr, const float* __restrict__ wr, int rows, int experts, int hidden,
                    int slice, float* __restrict__ part) {
     extern __shared__ __align__(16) float smem[];  // [TILE_ROWS + TILE_EXPERTS][PITCH]
-    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int row0 = blockIdx.y * TILE_ROWS, tile0 = blockIdx.z * TILE_EXPERTS, e0 = tile0 + warp * 16;
     const int k0 = blockIdx.x * slice, k1 = min(k0 + slice, hidden);
     const int tall = TILE_ROWS + min(TILE_EXPERTS, experts - tile0);
@@ -50,12 +53,13 @@ __global__ void __launch_bounds__(32 * WARPS, 2)
         const int width = min(CHUNK, k1 - kc);
         if (kc > k0) __syncthreads();
         // Rows beyond the end are read from the last one and not written.
-        for (int i = tid; i < tall * (CHUNK / 4); i += 32 * WARPS) {
-            const int r = i / (CHUNK / 4), col = i % (CHUNK / 4) * 4;
-            if (col >= width) continue;
-            const float* src = r < TILE_ROWS ? zr + static_cast<size_t>(min(row0 + r, rows - 1)) * hidden
-                                             : wr + static_cast<size_t>(tile0 + r - TILE_ROWS) * hidden;
-            copy16(smem + r * PITCH + col, src + kc + col);
+        if (lane * 4 < width) {  // a warp per row, 16 bytes per lane
+            const float* col = zr + kc + 4 * lane;
+            for (int r = warp; r < TILE_ROWS; r += WARPS)
+                copy16(smem + r * PITCH + 4 * lane, col + static_cast<size_t>(min(row0 + r, rows - 1)) * hidden);
+            const float* src = wr + static_cast<size_t>(tile0 + warp) * hidden + kc + 4 * lane;
+            for (int r = TILE_ROWS + warp; r < tall; r += WARPS, src += WARPS * hidden)
+                copy16(smem + r * PITCH + 4 * lane, src);
         }
         asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
         __syncthreads();

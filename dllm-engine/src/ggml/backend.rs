@@ -111,9 +111,15 @@ impl Device {
         self.0.as_ptr()
     }
 
-    /// Whether custom nodes can run here: CUDA with our patch.
+    /// Whether custom nodes can run here (CUDA with our patch); then sees to it that they do.
     pub fn runs_custom_nodes(self) -> bool {
-        self.proc_address(c"ggml_backend_cuda_set_custom_op").is_some()
+        super::hook::install(self)
+    }
+
+    /// Whether this device can run a node (`ggml_backend_dev_supports_op`).
+    pub fn supports(self, node: Tensor<'_>) -> bool {
+        // SAFETY: the device is valid for the process's life, the tensor is alive.
+        unsafe { sys::ggml_backend_dev_supports_op(self.raw(), node.raw()) }
     }
 
     /// CUDA's number of this device.
@@ -162,11 +168,8 @@ impl Backend {
         let raw = unsafe { sys::ggml_backend_dev_init(device.raw(), std::ptr::null()) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::Backend(format!("{} could not be opened", device.name())))?;
         let mut backend = Self { raw, device, threads: None, thread_count: threads };
-        match device.kind() {
-            DeviceKind::Cpu => backend.start_threads(threads),
-            _ => {
-                super::hook::install(device);
-            }
+        if device.kind() == DeviceKind::Cpu {
+            backend.start_threads(threads);
         }
         Ok(backend)
     }
@@ -220,12 +223,6 @@ impl Backend {
                 Err(Error::Backend(format!("{} while computing a graph on {}", why, self.device.name())))
             }
         }
-    }
-
-    /// Whether this device can run a node (`ggml_backend_supports_op`).
-    pub fn supports(&self, node: Tensor<'_>) -> bool {
-        // SAFETY: backend and tensor are alive.
-        unsafe { sys::ggml_backend_supports_op(self.raw.as_ptr(), node.raw()) }
     }
 
     pub fn threads(&self) -> usize {

@@ -229,6 +229,26 @@ impl Context {
         })
     }
 
+    /// softmax(a * scale + mask) over the row (`ggml_soft_max_ext`): a [keys, n, heads, lanes], mask F16 [keys, n, 1, lanes].
+    pub fn soft_max_masked<'c>(&'c self, a: Tensor<'c>, mask: Tensor<'c>, scale: f32) -> Tensor<'c> {
+        // SAFETY: as above.
+        self.node(|cx| unsafe { sys::ggml_soft_max_ext(cx, a.raw(), mask.raw(), scale, 0.0) })
+    }
+
+    /// `mul_mat` with products and sums in F32 whatever the device prefers.
+    pub fn mul_mat_exact<'c>(&'c self, weights: Tensor<'c>, x: Tensor<'c>) -> Tensor<'c> {
+        let out = self.mul_mat(weights, x);
+        // SAFETY: out was just made.
+        unsafe { sys::ggml_mul_mat_set_prec(out.raw(), sys::ggml_prec_GGML_PREC_F32) };
+        out
+    }
+
+    /// A contiguous copy (`ggml_cont`).
+    pub fn cont<'c>(&'c self, a: Tensor<'c>) -> Tensor<'c> {
+        // SAFETY: as above.
+        self.node(|cx| unsafe { sys::ggml_cont(cx, a.raw()) })
+    }
+
     // ---- shapes ------------------------------------------------------------------------------------------------------
 
     /// The same data in another shape (`ggml_reshape_4d`).

@@ -163,44 +163,74 @@ device_op! {
         i64::from(o.kv_heads) * i64::from(o.head), n.src(3), o.splits, n.dst(0), number(GgmlType::F16), n.dst(o.scratch))
 }
 
-device_op! {
-    /// Sources: router input F32, router weights F32, expert scale where `scaled`. Destination: ids I32, at `weights` F32, at
-    /// `scratch` the kernel's room.
-    Router { rows: c_int, experts: c_int, hidden: c_int, used: c_int, scaled: bool, weights: usize, scratch: usize }
-    |o, k, s, n| {
-        let scale = if o.scaled { n.src(2) } else { std::ptr::null() };
-        (k.dllm_router)(s, n.src(0), n.src(1), scale, o.rows, o.experts, o.hidden, o.used, n.dst(0), n.dst(o.weights),
-                        std::ptr::null_mut(), n.dst(o.scratch))
-    }
-}
-
 /// Most rows for which the down product may start before the gate and up product has ended: measured on an H200, it gains
 /// with about 16 rows per expert and loses with 128.
 const OVERLAP_ROWS: c_int = 512;
 
+/// Offsets of `FeedForward`'s results and room, in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct FeedForwardParts {
+    /// Result of the dense branch, F32 [rows][hidden].
+    pub dense: usize,
+    /// Gate and up of the dense branch, F32 [rows][2 ff], and their product, F16.
+    pub dense_both: usize,
+    pub dense_act: usize,
+    pub gemm_scratch: usize,
+    /// Chosen experts, I32 [rows][used], and their weights, F32.
+    pub ids: usize,
+    pub weights: usize,
+    pub router_scratch: usize,
+    pub plan: usize,
+    /// Activations of the chosen experts, F16 [rows][used][width].
+    pub act: usize,
+    /// Weighted results of the chosen experts, F32 [rows][used][hidden].
+    pub experts: usize,
+}
+
+/// Goes on only where the enqueueing went well.
+macro_rules! ok {
+    ($code:expr) => {
+        match $code {
+            0 => {}
+            code => return code,
+        }
+    };
+}
+
 device_op! {
-    /// Sources: ids, weights, x F16, gate and up repacked, down repacked. Destination: weighted results F32
-    /// [rows][used][hidden], at `act` the activations F16, at `plan` the routing plan.
-    Experts {
-        rows: c_int, used: c_int, experts: c_int, hidden: c_int, width: c_int, gate_up_type: c_int, down_type: c_int,
-        act: usize, plan: usize
+    /// The dense branch and the experts, which do not depend on each other, side by side on two streams.
+    ///
+    /// Sources: dense branch's input F16, its gate and up F16, its down F16, router input F32, router weights F32, experts'
+    /// input F16, their gate and up repacked, their down repacked, expert scale where `scaled`. Destination: see
+    /// `FeedForwardParts`.
+    FeedForward {
+        rows: c_int, hidden: c_int, ff: c_int, used: c_int, experts: c_int, width: c_int, gate_up_type: c_int,
+        down_type: c_int, scaled: bool, at: FeedForwardParts
     }
     |o, k, s, n| {
-        let plan = n.dst(o.plan);
+        let at = o.at;
+        let f32 = number(GgmlType::F32);
+        let mut side = std::ptr::null_mut();
+        ok!((k.dllm_fork)(s, &mut side));
+        let (both, act, scratch) = (n.dst(at.dense_both), n.dst(at.dense_act), n.dst(at.gemm_scratch));
+        ok!((k.dllm_gemm)(side, n.src(1), n.src(0), o.rows, o.hidden, 2 * o.ff, both, f32, scratch));
+        ok!((k.dllm_geglu)(side, both, o.rows, o.ff, act));
+        ok!((k.dllm_gemm)(side, n.src(2), act, o.rows, o.ff, o.hidden, n.dst(at.dense), f32, scratch));
+
+        let (ids, weights, plan) = (n.dst(at.ids), n.dst(at.weights), n.dst(at.plan));
+        let scale = if o.scaled { n.src(8) } else { std::ptr::null() };
+        ok!((k.dllm_router)(
+            s, n.src(3), n.src(4), scale, o.rows, o.experts, o.hidden, o.used, ids, weights, std::ptr::null_mut(),
+            n.dst(at.router_scratch)));
+        ok!((k.dllm_moe_route)(s, ids, o.rows * o.used, o.experts, plan));
         let overlap = c_int::from(o.rows <= OVERLAP_ROWS);
-        let route = (k.dllm_moe_route)(s, n.src(0), o.rows * o.used, o.experts, plan);
-        if route != 0 {
-            return route;
-        }
-        let gate_up = (k.dllm_moe_gate_up)(
-            s, o.gate_up_type, n.src(3), n.src(2), i64::from(o.hidden), plan, o.rows, o.used, o.experts, o.hidden, o.width,
-            n.dst(o.act), overlap, 0);
-        if gate_up != 0 {
-            return gate_up;
-        }
-        (k.dllm_moe_down)(
-            s, o.down_type, n.src(4), n.dst(o.act), plan, n.src(1), o.rows, o.used, o.experts, o.width, o.hidden, n.dst(0),
-            overlap, 0, o.hidden, 0)
+        ok!((k.dllm_moe_gate_up)(
+            s, o.gate_up_type, n.src(6), n.src(5), i64::from(o.hidden), plan, o.rows, o.used, o.experts, o.hidden, o.width,
+            n.dst(at.act), overlap, 0));
+        ok!((k.dllm_moe_down)(
+            s, o.down_type, n.src(7), n.dst(at.act), plan, weights, o.rows, o.used, o.experts, o.width, o.hidden,
+            n.dst(at.experts), overlap, 0, o.hidden, 0));
+        (k.dllm_join)(s, side)
     }
 }
 

@@ -51,6 +51,8 @@ kernels! {
     fn dllm_abi() -> c_int;
     fn dllm_set_device(device: c_int) -> c_int;
     fn dllm_wait() -> c_int;
+    fn dllm_fork(stream: Stream, side: *mut Stream) -> c_int;
+    fn dllm_join(stream: Stream, side: Stream) -> c_int;
     fn dllm_error(code: c_int) -> *const c_char;
     fn dllm_repack_bytes(ty: c_int, rows: i64, k: i64) -> i64;
     fn dllm_repack(stream: Stream, ty: c_int, src: In, src2: In, rows: i64, k: i64, dst: Out, tile0: i64) -> c_int;

@@ -86,6 +86,7 @@ pub(super) fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tap
         },
         encode: key.encode,
         kernels: config.kernels,
+        device: config.device,
         lanes: (key.lane, key.lanes),
         rows_per_lane: key.rows,
         keys: key.keys,

@@ -208,7 +208,7 @@ impl<'p, 'c> DevicePass<'p, 'c> {
         let out = if pass.encode {
             let (lane, lanes) = pass.lanes;
             let [k, v] = [keys, values].map(|t| pass.cache.window(self.cx(), t, a, lane, lanes, pass.keys[ring]));
-            let out = self.cx().attention(q, k, v, pass.inputs.masks[ring], a.scale);
+            let out = pass.masked_attention(q, k, v, pass.inputs.masks[ring], a.scale);
             let op = op::ToHalf { kernels: self.kernels, rows: self.rows(), width: width as i32 };
             self.node(op, GgmlType::F16, [width, pass.rows()], &[out])
         } else {
@@ -267,58 +267,60 @@ impl<'p, 'c> DevicePass<'p, 'c> {
         }
     }
 
-    /// The chosen experts' results times their weights, not summed yet: F32 [H, used, rows].
-    pub fn experts(&self, e: &Experts, branches: &Branches<'c>) -> Tensor<'c> {
+    /// The dense branch, F32 [H, rows], and the chosen experts' results times their weights, not summed yet, F32
+    /// [H, used, rows].
+    pub fn feed_forward(&self, e: &Experts, branches: &Branches<'c>) -> (Tensor<'c>, Tensor<'c>) {
         let pass = self.pass;
-        let (ids, weights) = self.route(e, branches.router);
-        let name = if e.fused { "ffn_gate_up_exps.weight" } else { "ffn_gate_exps.weight" };
-        let (gate_up, gate_up_form) = pass.repacked(&format!("blk.{}.{name}", e.layer));
-        let (down, down_form) = pass.repacked(&format!("blk.{}.ffn_down_exps.weight", e.layer));
+        let name = |part: &str| format!("blk.{}.{part}", e.layer);
+        let (dense_gate_up, _) = pass.repacked(&name("ffn_gate_up"));
+        let (dense_down, dense_form) = pass.repacked(&name("ffn_down"));
+        let gate_up = if e.fused { "ffn_gate_up_exps.weight" } else { "ffn_gate_exps.weight" };
+        let (gate_up, gate_up_form) = pass.repacked(&name(gate_up));
+        let (down, down_form) = pass.repacked(&name("ffn_down_exps.weight"));
+        let scale = pass.weights.get(&name("ffn_down_exps.scale"));
+        let (ff, f32, f16) = (dense_form.k, GgmlType::F32, GgmlType::F16);
         let mut sections = Sections::default();
-        sections.add(self.bytes(GgmlType::F32, self.hidden) * e.used);
-        let act = sections.add(self.bytes(GgmlType::F16, down_form.k) * e.used);
-        let plan = sections.add(self.kernels.plan_bytes(e.used * pass.rows(), e.count));
-        let op = op::Experts {
+        let at = op::FeedForwardParts {
+            dense: sections.add(self.bytes(f32, self.hidden)),
+            dense_both: sections.add(self.bytes(f32, 2 * ff)),
+            dense_act: sections.add(self.bytes(f16, ff)),
+            gemm_scratch: sections.add(GEMM_SCRATCH),
+            ids: sections.add(self.bytes(GgmlType::I32, e.used)),
+            weights: sections.add(self.bytes(f32, e.used)),
+            router_scratch: sections.add(self.kernels.router_scratch(pass.rows(), e.count, self.hidden)),
+            plan: sections.add(self.kernels.plan_bytes(e.used * pass.rows(), e.count)),
+            act: sections.add(self.bytes(f16, down_form.k) * e.used),
+            experts: sections.add(self.bytes(f32, self.hidden) * e.used),
+        };
+        let op = op::FeedForward {
             kernels: self.kernels,
             rows: self.rows(),
+            hidden: self.hidden as i32,
+            ff: ff as i32,
             used: e.used as i32,
             experts: e.count as i32,
-            hidden: self.hidden as i32,
             width: down_form.k as i32,
             gate_up_type: gate_up_form.ty,
             down_type: down_form.ty,
-            act,
-            plan,
-        };
-        let block = self.block(op, &sections, &[ids, weights, branches.experts, gate_up, down]);
-        self.cx().part(block, GgmlType::F32, [self.hidden, e.used, pass.rows(), 1], 0)
-    }
-
-    /// The likeliest experts, I32 [used, rows], and their weights, F32 [used, rows].
-    fn route(&self, e: &Experts, z: Tensor<'c>) -> (Tensor<'c>, Tensor<'c>) {
-        let pass = self.pass;
-        let scale = pass.weights.get(&format!("blk.{}.ffn_down_exps.scale", e.layer));
-        let mut sections = Sections::default();
-        sections.add(self.bytes(GgmlType::I32, e.used));
-        let weights = sections.add(self.bytes(GgmlType::F32, e.used));
-        let scratch = sections.add(self.kernels.router_scratch(pass.rows(), e.count, self.hidden));
-        let op = op::Router {
-            kernels: self.kernels,
-            rows: self.rows(),
-            experts: e.count as i32,
-            hidden: self.hidden as i32,
-            used: e.used as i32,
             scaled: scale.is_some(),
-            weights,
-            scratch,
+            at,
         };
-        let args: Vec<_> = [z, self.layer_weight(e.layer, "ffn_gate_inp.weight")].into_iter().chain(scale).collect();
+        let args = [
+            branches.dense,
+            dense_gate_up,
+            dense_down,
+            branches.router,
+            self.layer_weight(e.layer, "ffn_gate_inp.weight"),
+            branches.experts,
+            gate_up,
+            down,
+        ];
+        let args: Vec<_> = args.into_iter().chain(scale).collect();
         let block = self.block(op, &sections, &args);
-        let (ids, weights) =
-            (self.part(block, GgmlType::I32, e.used, 0), self.part(block, GgmlType::F32, e.used, weights));
-        pass.tap(&format!("route.{}", e.layer), ids);
-        pass.tap(&format!("route_weight.{}", e.layer), weights);
-        (ids, weights)
+        pass.tap(&format!("route.{}", e.layer), self.part(block, GgmlType::I32, e.used, at.ids));
+        pass.tap(&format!("route_weight.{}", e.layer), self.part(block, f32, e.used, at.weights));
+        let experts = self.cx().part(block, f32, [self.hidden, e.used, pass.rows(), 1], at.experts);
+        (self.part(block, f32, self.hidden, at.dense), experts)
     }
 
     /// h' = s (r + rms(rms(d) * post_ffw_norm_1 + rms(sum of m) * post_ffw_norm_2) * post_ffw_norm), F32, and

@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use crate::ggml::{Context, GgmlType, Graph, Handle, OpKey, Rope, Tensor};
+use crate::ggml::{Context, Device, GgmlType, Graph, Handle, OpKey, Rope, Tensor};
 use crate::kernels::library::Kernels;
 use crate::model::cache::Cache;
 use crate::model::repack::Repacked;
@@ -72,6 +72,7 @@ pub(crate) struct Pass<'c> {
     pub encode: bool,
     /// The CUDA kernels, where the pass runs on these.
     pub kernels: Option<&'static Kernels>,
+    pub device: Device,
     /// First lane of the pass and how many follow.
     pub lanes: (usize, usize),
     /// Rows of each lane.
@@ -212,6 +213,26 @@ impl<'c> Pass<'c> {
         self.cx.rope(x, self.inputs.positions, a.rope_factors.map(|name| self.weight(name)), a.rope)
     }
 
+    /// softmax(q k^T * scale + mask) v: q [d, n, heads, lanes], k and v [d, keys, kv heads, lanes] -> [d, heads, n, lanes]. In
+    /// parts where the device's attention does not know the head size.
+    pub fn masked_attention(
+        &self,
+        q: Tensor<'c>,
+        k: Tensor<'c>,
+        v: Tensor<'c>,
+        mask: Tensor<'c>,
+        scale: f32,
+    ) -> Tensor<'c> {
+        let cx = self.cx;
+        let whole = cx.attention(q, k, v, mask, scale);
+        if self.device.supports(whole) {
+            return whole;
+        }
+        let probs = cx.soft_max_masked(cx.mul_mat_exact(k, q), mask, scale); // [keys, n, heads, lanes]
+        let v = cx.cont(cx.permute(v, [1, 0, 2, 3])); // [keys, d, kv heads, lanes]
+        cx.cont(cx.permute(cx.mul_mat_exact(v, probs), [0, 2, 1, 3]))
+    }
+
     /// Wo attention(x), [H, rows]: writes the rows' keys and values, then attends to what the mask shows.
     pub fn attention(&self, a: &Attention, x: Tensor<'c>) -> Tensor<'c> {
         let cx = self.cx;
@@ -224,7 +245,7 @@ impl<'c> Pass<'c> {
         let q = cx.permute(q, [0, 2, 1, 3]); // [d, rows per lane, heads, lanes]
         let ring = usize::from(self.cache.is_ring(a.layer));
         let [k, v] = self.cache.tensors(a.layer).map(|t| self.cache.window(cx, t, a, lane, lanes, self.keys[ring]));
-        let out = cx.attention(q, k, v, self.inputs.masks[ring], a.scale); // [d, heads, rows per lane, lanes]
+        let out = self.masked_attention(q, k, v, self.inputs.masks[ring], a.scale); // [d, heads, rows per lane, lanes]
         let out = cx.reshape(out, [a.head * a.heads, self.rows(), 1, 1]);
         self.cx.mul_mat(self.layer_weight(a.layer, "attn_output.weight"), out)
     }

@@ -262,7 +262,7 @@ impl Network {
 fn refuse_foreign_nodes(backend: &Backend, graph: &Graph) -> Result<()> {
     for i in 0..graph.nodes() {
         let node = graph.node(i);
-        if !backend.supports(node) {
+        if !backend.device().supports(node) {
             return Err(Error::Backend(format!("{} cannot run node {node:?}", backend.device().name())));
         }
     }

@@ -55,8 +55,7 @@ impl DiffusionGemma {
         scalar: &str,
     ) -> (Tensor<'c>, Tensor<'c>) {
         let branches = d.branches(i, h, d.attention(&self.attention(i), x));
-        let dense = d.gated(&format!("blk.{i}.ffn_gate_up"), &format!("blk.{i}.ffn_down"), branches.dense);
-        let mixed = d.experts(&self.experts(i), &branches);
+        let (dense, mixed) = d.feed_forward(&self.experts(i), &branches);
         let next = match i + 1 < self.layers.len() {
             true => d.pass.weight(&format!("blk.{}.attn_norm.weight", i + 1)),
             false => d.pass.weight("output_norm.weight"),
