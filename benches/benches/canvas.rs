@@ -1,25 +1,27 @@
-//! Whole canvases: the embedded tiny model, and any file named in DLLM_BENCH_MODEL (on DLLM_BENCH_DEVICE).
+//! Whole canvases, and a step against its bare graph: the embedded tiny model, and any file named in DLLM_BENCH_MODEL (on
+//! DLLM_BENCH_DEVICE, with DLLM_BENCH_THREADS).
 
 use std::hint::black_box;
+use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dllm_engine::model::{DenoiseLane, Forward, Network};
 use dllm_engine::{Control, DenoiseOverrides, Engine, EngineParams, ModelSource, Prompt, Request};
 
+/// The models to measure.
+fn models() -> Vec<(String, EngineParams)> {
+    let read = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let threads = read("DLLM_BENCH_THREADS").map_or(0, |n| n.parse().expect("DLLM_BENCH_THREADS must be a number"));
+    let params = |model| EngineParams { model, threads, device: read("DLLM_BENCH_DEVICE"), ..EngineParams::default() };
+    let embedded = ("tiny".to_owned(), params(ModelSource::Embedded));
+    let file = read("DLLM_BENCH_MODEL").map(|file| (file.clone(), params(ModelSource::Path(file.into()))));
+    [Some(embedded), file].into_iter().flatten().collect()
+}
+
 fn canvases(c: &mut Criterion) {
-    let file = std::env::var("DLLM_BENCH_MODEL").ok();
-    let device = std::env::var("DLLM_BENCH_DEVICE").ok();
-    let models =
-        [Some(("tiny".to_owned(), ModelSource::Embedded)), file.map(|f| (f.clone(), ModelSource::Path(f.into())))];
-    for (name, model) in models.into_iter().flatten() {
+    for (name, params) in models() {
         for lanes in [1, 4] {
-            let params = EngineParams {
-                model: model.clone(),
-                lanes,
-                context: 1024,
-                device: device.clone(),
-                ..EngineParams::default()
-            };
+            let params = EngineParams { lanes, context: 1024, ..params.clone() };
             let mut engine = match Engine::load(params) {
                 Ok(engine) => engine,
                 Err(error) => {
@@ -51,18 +53,12 @@ fn canvases(c: &mut Criterion) {
     }
 }
 
-/// A denoising step against the bare graph it computes: what the engine adds to ggml's own time.
-fn step_over_bare_graph(c: &mut Criterion) {
-    let file = std::env::var("DLLM_BENCH_MODEL").ok();
-    let models =
-        [Some(("tiny".to_owned(), ModelSource::Embedded)), file.map(|f| (f.clone(), ModelSource::Path(f.into())))];
-    for (name, model) in models.into_iter().flatten() {
-        let params = EngineParams {
-            model,
-            context: 512,
-            device: std::env::var("DLLM_BENCH_DEVICE").ok(),
-            ..EngineParams::default()
-        };
+/// Denoising steps and the bare graph that they compute, in turns: what the engine adds to ggml's own time. In turns,
+/// because a machine that is busy for a while would else favour one of them; the medians of both are compared.
+fn step_over_bare_graph(_: &mut Criterion) {
+    const BUDGET: Duration = Duration::from_secs(20);
+    for (name, params) in models() {
+        let params = EngineParams { context: 512, ..params };
         let network = Engine::open(&params.model).and_then(|file| Network::load(file, &params, &mut |_, _| {}));
         let mut network = match network {
             Ok(network) => network,
@@ -73,19 +69,29 @@ fn step_over_bare_graph(c: &mut Criterion) {
         };
         let canvas: Vec<u32> = (0..network.shape().canvas as u32).map(|i| i % 500 + 5).collect();
         let uniform = vec![0.5; canvas.len()];
-        let mut out = Vec::new();
-        let mut group = c.benchmark_group("step");
-        group.sample_size(20);
-        group.bench_function(format!("{name}, engine"), |b| {
-            b.iter(|| {
-                let lane =
-                    DenoiseLane { lane: 0, canvas: &canvas, temperature: 0.8, uniform: &uniform, self_condition: true };
-                let _ = black_box(network.denoise(&[lane], &mut out));
-            });
-        });
-        group.bench_function(format!("{name}, bare graph"), |b| b.iter(|| black_box(network.replay()).is_ok()));
-        group.finish();
+        let lane = DenoiseLane { lane: 0, canvas: &canvas, temperature: 0.8, uniform: &uniform, self_condition: true };
+        let (mut steps, mut bare, mut out) = (Vec::new(), Vec::new(), Vec::new());
+        let begin = Instant::now();
+        while steps.len() < 5 || (steps.len() < 500 && begin.elapsed() < BUDGET) {
+            steps.push(timed(|| network.denoise(&[lane], &mut out)));
+            bare.push(timed(|| network.replay()));
+        }
+        let (pairs, step, bare) = (steps.len(), median(&mut steps), median(&mut bare));
+        let more = (step / bare - 1.0) * 100.0;
+        println!("step/{name}: {step:.3} ms, bare graph {bare:.3} ms, {more:+.2} % (medians of {pairs} pairs)");
     }
+}
+
+/// Milliseconds.
+fn timed<T>(work: impl FnOnce() -> dllm_engine::Result<T>) -> f64 {
+    let since = Instant::now();
+    black_box(work()).expect("a step of a loaded model");
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
 }
 
 criterion_group!(benches, canvases, step_over_bare_graph);

@@ -2,14 +2,16 @@
 //!
 //! cargo run --release --example own_sampler -- "Spell: garden"
 
-use dllm_engine::sampler::{Sampler, StepView};
+use dllm_engine::sampler::{Entry, Sampler, StepView};
 use dllm_engine::{Control, Engine, EngineParams, Request, Result};
 
 struct Threshold(f32);
 
+const THRESHOLD: Entry = Entry { name: "threshold", make: |_| Box::new(Threshold(0.9)) };
+
 impl Sampler for Threshold {
     fn name(&self) -> &'static str {
-        "threshold"
+        THRESHOLD.name
     }
 
     fn accept(&mut self, view: &StepView<'_>, accepted: &mut [bool]) {
@@ -27,8 +29,8 @@ impl Sampler for Threshold {
 fn main() -> Result<()> {
     let prompt = std::env::args().nth(1).unwrap_or_else(|| "Spell: garden".into());
     let mut engine = Engine::load(EngineParams::default())?;
-    let request = Request::new(prompt).seed(7);
-    let answer = engine.generate_with(&request, Box::new(Threshold(0.9)), &mut |_| Control::Continue)?;
+    let request = Request::new(prompt).seed(7).sampler(THRESHOLD);
+    let answer = engine.generate(&request, &mut |_| Control::Continue)?;
     println!("{} (sampler {}, steps {:?})", answer.text, answer.receipt.sampler, answer.receipt.steps_per_canvas);
     Ok(())
 }

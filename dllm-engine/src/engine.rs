@@ -17,10 +17,10 @@ use crate::model::{Forward, MemoryPlan, Network, Shape};
 use crate::params::{EngineParams, KvType, Level, Message, ModelSource, Prompt, Request};
 use crate::receipt::Receipt;
 use crate::rng::{MaskNoise, Noise, SeededNoise};
-use crate::sampler::{self, Sampler};
+use crate::sampler;
 use crate::text::Settler;
 use crate::tokenizer::Tokenizer;
-use crate::vocab::{Vocab, VocabFile};
+use crate::vocab::{Dialect, Vocab, VocabFile};
 
 /// Prompt tokens read between two denoising steps, so that a long prompt does not hold up lanes that run.
 const PREFILL_BUDGET: usize = 2048;
@@ -211,29 +211,7 @@ impl Engine {
         request: &Request,
         on_event: &mut dyn FnMut(Event<'_>) -> Control,
     ) -> Result<Completion> {
-        let work = self.work(request, None)?;
-        self.run_alone(work, on_event)
-    }
-
-    /// As `generate`, with a sampler of the caller's.
-    ///
-    /// # Errors
-    /// As `generate`.
-    pub fn generate_with(
-        &mut self,
-        request: &Request,
-        sampler: Box<dyn Sampler>,
-        on_event: &mut dyn FnMut(Event<'_>) -> Control,
-    ) -> Result<Completion> {
-        let work = self.work(request, Some(sampler))?;
-        self.run_alone(work, on_event)
-    }
-
-    fn run_alone(
-        &mut self,
-        (work, ticket): (Work, Ticket),
-        on_event: &mut dyn FnMut(Event<'_>) -> Control,
-    ) -> Result<Completion> {
+        let (work, ticket) = self.work(request)?;
         let generation = self.lanes.generate(work, on_event)?;
         Ok(self.completion(ticket, generation))
     }
@@ -283,7 +261,7 @@ impl Engine {
     /// # Errors
     /// As `generate`; `BadArgument` where no lane is free.
     pub fn admit(&mut self, request: &Request) -> Result<usize> {
-        let (work, ticket) = self.work(request, None)?;
+        let (work, ticket) = self.work(request)?;
         let lane = self.lanes.admit(work)?;
         self.tickets[lane] = Some(ticket);
         Ok(lane)
@@ -320,12 +298,12 @@ impl Engine {
         Chat { engine: self, messages: Vec::new() }
     }
 
-    fn work(&self, request: &Request, sampler: Option<Box<dyn Sampler>>) -> Result<(Work, Ticket)> {
+    fn work(&self, request: &Request) -> Result<(Work, Ticket)> {
         let prompt = self.encode(&request.prompt, request.thinking)?;
         let settings = self.settings.with(&request.denoise)?;
         let seed = request.seed.unwrap_or_else(drawn_seed);
         let settler = Settler::new(Arc::clone(self.vocab()), &prompt, &request.stop, request.max_tokens)?;
-        let sampler = sampler.unwrap_or_else(|| (self.sampler.make)(&settings));
+        let sampler = (request.sampler.unwrap_or(self.sampler).make)(&settings);
         let ticket = Ticket { seed, sampler: sampler.name(), max_steps: settings.max_steps };
         let work = Work {
             prompt,
@@ -452,7 +430,7 @@ fn drawn_seed() -> u64 {
 ///
 /// # Errors
 /// `BadFile`, `Unsupported`.
-pub(crate) fn load_vocab(file: &Gguf, architecture: &str) -> Result<Vocab> {
+pub(crate) fn load_vocab(file: &Gguf, dialect: &Dialect) -> Result<Vocab> {
     let meta = file.meta();
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     let id = |name: &str| meta.u32_opt(&key(&format!("{name}_token_id")));
@@ -472,5 +450,5 @@ pub(crate) fn load_vocab(file: &Gguf, architecture: &str) -> Result<Vocab> {
         mask_token_id: id("mask")?,
         add_bos_token: meta.bool_opt(&key("add_bos_token"))?,
     };
-    Vocab::load(file.path(), &parts, architecture)
+    Vocab::load(file.path(), &parts, dialect)
 }

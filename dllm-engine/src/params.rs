@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sampler;
+
 /// Where the weights come from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ModelSource {
@@ -187,6 +189,9 @@ pub struct Request {
     pub candidate: u64,
     /// Settings of the loop.
     pub denoise: DenoiseOverrides,
+    /// What chooses the positions to accept: one of [`sampler::by_name`](crate::sampler::by_name) or the caller's own;
+    /// `None` takes the family's.
+    pub sampler: Option<sampler::Entry>,
     /// Texts that end the answer; the answer is cut before the first. None may be empty.
     pub stop: Vec<String>,
     /// Ask the model to think first (where its template knows how).
@@ -204,6 +209,7 @@ impl Request {
             seed: None,
             candidate: 0,
             denoise: DenoiseOverrides::default(),
+            sampler: None,
             stop: Vec::new(),
             thinking: false,
             pins: Vec::new(),
@@ -219,6 +225,12 @@ impl Request {
     /// Sets the seed.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Sets the sampler.
+    pub fn sampler(mut self, sampler: sampler::Entry) -> Self {
+        self.sampler = Some(sampler);
         self
     }
 }

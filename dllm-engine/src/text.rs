@@ -5,13 +5,7 @@ use std::sync::Arc;
 use crate::denoise::Settle;
 use crate::error::{Error, Result};
 use crate::event::FinishReason;
-use crate::vocab::Vocab;
-
-/// The markers around thought text. Known by text: their kind in the files is that of ordinary added text.
-const CHANNEL_OPEN: &str = "<|channel>";
-const CHANNEL_CLOSE: &str = "<channel|>";
-/// The name of the channel, before its text.
-const THOUGHT: &[u8] = b"thought";
+use crate::vocab::{ThoughtTokens, Vocab};
 
 /// Most stop texts, and most bytes of one.
 const MAX_STOPS: usize = 64;
@@ -25,7 +19,7 @@ const MAX_STOP_BYTES: usize = 1024;
 #[derive(Debug)]
 pub struct Settler {
     vocab: Arc<Vocab>,
-    markers: Markers,
+    markers: ThoughtTokens,
     stops: Vec<Vec<u8>>,
     max_tokens: usize,
     /// The answer's tokens, and for each how many bytes of the answer stood before it.
@@ -39,18 +33,6 @@ pub struct Settler {
     /// Each channel's bytes, its name included.
     thoughts: Vec<Vec<u8>>,
     finished: Option<FinishReason>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Markers {
-    open: Option<u32>,
-    close: Option<u32>,
-}
-
-impl Markers {
-    fn of(vocab: &Vocab) -> Self {
-        Self { open: vocab.find(CHANNEL_OPEN), close: vocab.find(CHANNEL_CLOSE) }
-    }
 }
 
 impl Settle for Settler {
@@ -90,7 +72,7 @@ impl Settler {
                 return Err(Error::argument("stop", why));
             }
         }
-        let markers = Markers::of(&vocab);
+        let markers = vocab.thought();
         let mut settler = Self {
             vocab,
             markers,
@@ -143,7 +125,8 @@ impl Settler {
 
     /// Thought text so far, several thoughts with an empty line between; `None` where there was none.
     pub fn reasoning(&self) -> Option<String> {
-        let thoughts: Vec<String> = self.thoughts.iter().map(|t| thought_text(t)).filter(|t| !t.is_empty()).collect();
+        let thoughts: Vec<String> =
+            self.thoughts.iter().map(|t| thought_text(t, self.markers.name)).filter(|t| !t.is_empty()).collect();
         (!thoughts.is_empty()).then(|| thoughts.join("\n\n"))
     }
 
@@ -252,7 +235,7 @@ fn unfinished_character(bytes: &[u8]) -> usize {
 }
 
 /// A channel's text without its name and the white space around.
-fn thought_text(channel: &[u8]) -> String {
-    let text = channel.strip_prefix(THOUGHT).unwrap_or(channel);
+fn thought_text(channel: &[u8], name: &str) -> String {
+    let text = channel.strip_prefix(name.as_bytes()).unwrap_or(channel);
     String::from_utf8_lossy(text).trim().to_owned()
 }

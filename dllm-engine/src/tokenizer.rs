@@ -25,7 +25,7 @@ impl Tokenizer {
     /// `BadFile`, `Unsupported` for the file, `Template` for a chat template that does not compile.
     pub fn load(file: &Gguf) -> Result<Self> {
         let family = family::load(file)?;
-        let vocab = Arc::new(load_vocab(file, family.vocab_architecture())?);
+        let vocab = Arc::new(load_vocab(file, &family.dialect())?);
         let rows = family.dims().vocab;
         if vocab.len() != rows {
             let why = format!("{} tokens, but {rows} rows of token_embd.weight: get an intact file", vocab.len());
@@ -33,9 +33,8 @@ impl Tokenizer {
         }
         let source = file.meta().str_opt("tokenizer.chat_template")?.unwrap_or(family.chat_template());
         let template = ChatTemplate::new(source, &vocab)?;
-        let mut eog: Vec<u32> = vocab.eog().to_vec();
-        eog.extend(family.end_texts().iter().filter_map(|text| vocab.find(text)).filter(|id| !vocab.is_eog(*id)));
-        Ok(Self { vocab, template, eog: eog.into() })
+        let eog = vocab.eog().into();
+        Ok(Self { vocab, template, eog })
     }
 
     /// The vocabulary.

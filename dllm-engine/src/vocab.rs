@@ -19,8 +19,35 @@ use crate::ggml::vocab::{Metadata, RawVocab};
 /// Most bytes of text that are tokenized: far above any context, far below what libllama counts in 32 bits.
 pub const MAX_TEXT: usize = 64 << 20;
 
-/// Tokens that end an answer, by text. The files' own `eos_token_id` names one of them only.
-const END_TEXTS: [&str; 3] = ["<eos>", "<turn|>", "<|tool_response>"];
+/// What a family knows of its vocabulary that the files do not say.
+#[derive(Debug, Clone, Copy)]
+pub struct Dialect {
+    /// The name under which libllama knows the family (`gemma4` for DiffusionGemma).
+    pub architecture: &'static str,
+    /// Tokens that end an answer, by text. The files' own `eos_token_id` names one of them only.
+    pub end_texts: &'static [&'static str],
+    /// How thought text is marked, where the family thinks.
+    pub thought: Option<ThoughtMarkers>,
+}
+
+/// The tokens around thought text, by text: their kind in the files is that of ordinary added text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThoughtMarkers {
+    /// Opens it.
+    pub open: &'static str,
+    /// Closes it.
+    pub close: &'static str,
+    /// A name that stands at its beginning and is no part of it.
+    pub name: &'static str,
+}
+
+/// [`ThoughtMarkers`] as tokens of a vocabulary.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ThoughtTokens {
+    pub open: Option<u32>,
+    pub close: Option<u32>,
+    pub name: &'static str,
+}
 
 /// What a token is, as the file says (`tokenizer.ggml.token_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +128,7 @@ pub struct Vocab {
     eos: Option<u32>,
     mask: Option<u32>,
     eog: Vec<u32>,
+    thought: ThoughtTokens,
     add_bos: bool,
     /// Ids of the special tokens, in the order of the patterns of `search`.
     specials: Vec<u32>,
@@ -116,12 +144,11 @@ impl std::fmt::Debug for Vocab {
 }
 
 impl Vocab {
-    /// Checks the contents of a file and loads them. `architecture` is the name under which libllama knows the family
-    /// (`gemma4` for DiffusionGemma). `path` is for messages.
+    /// Checks the contents of a file and loads them. `path` is for messages.
     ///
     /// # Errors
     /// [`Error::BadFile`] for contents that do not fit together, [`Error::Unsupported`] for another kind of tokenizer.
-    pub fn load(path: &Path, file: &VocabFile, architecture: &str) -> Result<Self> {
+    pub fn load(path: &Path, file: &VocabFile, dialect: &Dialect) -> Result<Self> {
         let kinds = check(file).map_err(|why| Error::file(path, format!("{why}: get an intact file")))?;
         if !matches!(file.model, "gemma4" | "gpt2") {
             let why = format!("tokenizer.ggml.model is {:?}; this engine knows \"gemma4\" and \"gpt2\"", file.model);
@@ -131,7 +158,7 @@ impl Vocab {
         let types: Vec<i32> =
             file.token_type.iter().zip(&kinds).map(|(&code, kind)| if kind.is_special() { 1 } else { code }).collect();
         let raw = RawVocab::load(&Metadata {
-            architecture,
+            architecture: dialect.architecture,
             model: file.model,
             pre: file.pre,
             tokens: &file.tokens,
@@ -146,17 +173,23 @@ impl Vocab {
             let why = format!("libllama read {} of {} tokens", raw.len(), file.tokens.len());
             return Err(Error::unsupported(path, why));
         }
-        Self::finish(path, file, kinds, raw)
+        Self::finish(path, file, dialect, kinds, raw)
     }
 
-    fn finish(path: &Path, file: &VocabFile, kinds: Vec<TokenKind>, raw: RawVocab) -> Result<Self> {
+    fn finish(path: &Path, file: &VocabFile, dialect: &Dialect, kinds: Vec<TokenKind>, raw: RawVocab) -> Result<Self> {
         let add_bos = raw.add_bos();
         if add_bos && file.bos_token_id.is_none() {
             return Err(Error::file(path, "tokenizer.ggml.bos_token_id is missing, but every text starts with it"));
         }
         let ids = 0..file.tokens.len() as u32;
         let text = |id: u32| file.tokens.get(id as usize).copied().unwrap_or_default();
-        let is_end = |id: u32| file.eos_token_id == Some(id) || END_TEXTS.contains(&text(id)) || raw.is_eog(id);
+        let is_end = |id: u32| file.eos_token_id == Some(id) || dialect.end_texts.contains(&text(id)) || raw.is_eog(id);
+        let find = |text: &str| ids.clone().find(|&id| file.tokens.get(id as usize).is_some_and(|t| *t == text));
+        let thought = ThoughtTokens {
+            open: dialect.thought.and_then(|t| find(t.open)),
+            close: dialect.thought.and_then(|t| find(t.close)),
+            name: dialect.thought.map_or("", |t| t.name),
+        };
         let is_special = |id: u32| kinds.get(id as usize).is_some_and(|k| k.is_special()) && !text(id).is_empty();
         let specials: Vec<u32> = ids.clone().filter(|&id| is_special(id)).collect();
         let search = AhoCorasick::new(specials.iter().map(|&id| text(id)))
@@ -164,7 +197,8 @@ impl Vocab {
         Ok(Self {
             texts: file.tokens.iter().map(|t| t.as_bytes()).collect(),
             pieces: ids.clone().map(|id| raw.piece(id)).collect(),
-            eog: ids.filter(|&id| is_end(id)).collect(),
+            eog: ids.clone().filter(|&id| is_end(id)).collect(),
+            thought,
             recursive: file.model == "gpt2" && !matches!(file.pre, Some("gpt-2" | "qwen2" | "qwen35" | "llama-bpe")),
             bos: file.bos_token_id,
             eos: file.eos_token_id,
@@ -202,7 +236,7 @@ impl Vocab {
         self.mask
     }
 
-    /// All tokens that end an answer, ascending: the file's own, those known by their text, and libllama's.
+    /// All tokens that end an answer, ascending: the file's own, those the family knows by text, and libllama's.
     pub fn eog(&self) -> &[u32] {
         &self.eog
     }
@@ -210,6 +244,11 @@ impl Vocab {
     /// Whether the token ends an answer.
     pub fn is_eog(&self, id: u32) -> bool {
         self.eog.binary_search(&id).is_ok()
+    }
+
+    /// The tokens around thought text.
+    pub(crate) fn thought(&self) -> ThoughtTokens {
+        self.thought
     }
 
     /// Whether a text starts with the begin token.

@@ -182,6 +182,28 @@ fn parameters_that_cannot_be_had() {
     assert!(plan.weights_mapped > 6 << 20, "weights are mapped on the CPU: {plan:?}");
 }
 
+/// The fixture, which says that it may read a billion tokens.
+fn boundless(dir: &TempDir) -> PathBuf {
+    let path = dir.path().join("boundless.gguf");
+    let mut bytes = fixture();
+    let at = find(&bytes, "context_length") + "context_length".len() + 4; // behind the key and its type
+    bytes[at..at + 4].copy_from_slice(&(1_u32 << 30).to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn issue_2_a_context_larger_than_memory_names_both_numbers() {
+    let dir = TempDir::new().unwrap();
+    let params = EngineParams { context: 1 << 30, ..params(boundless(&dir)) };
+    let plan = Engine::plan(&params).unwrap();
+    assert!(!plan.fits() && plan.cache > 1 << 36, "{plan:?}");
+    let Err(error) = Engine::load(params) else { panic!("it was loaded") };
+    let Error::OutOfMemory { needed, free, .. } = error else { panic!("{error:?}") };
+    assert!(needed == plan.needed() && free > 0 && free < needed);
+    assert_says(&error, &["needs", "free", "smaller context", "1073741824 tokens"]);
+}
+
 #[test]
 fn two_engines_live_in_one_process_and_move_between_threads() {
     let load = || Engine::load(EngineParams { threads: 1, ..EngineParams::default() }).unwrap();

@@ -91,11 +91,9 @@ impl Settings {
     /// `BadArgument`.
     pub fn request(&self, prompt: &str, system: &str, format: Option<&Format>) -> Result<Request> {
         self.check()?;
-        if prompt.trim().is_empty() || prompt.len() > MAX_PROMPT || system.len() > MAX_PROMPT {
-            return Err(Fault::argument(
-                "prompt",
-                format!("it has {} bytes, not 1 to {MAX_PROMPT} with some text", prompt.len()),
-            ));
+        let bytes = prompt.len().max(system.len());
+        if bytes > MAX_PROMPT {
+            return Err(Fault::argument("prompt", format!("it has {bytes} bytes, not 1 to {MAX_PROMPT}")));
         }
         let mut messages = Vec::new();
         let instruction = format.map(Format::instruction);
@@ -111,6 +109,7 @@ impl Settings {
         request.denoise.entropy_bound = (self.entropy_bound >= 0.0).then_some(self.entropy_bound as f32);
         request.denoise.t_min = (self.t_min > 0.0).then_some(self.t_min as f32);
         request.denoise.t_max = (self.t_max > 0.0).then_some(self.t_max as f32);
+        dllm_engine::prompt::check(&request.prompt)?;
         request.stop.clone_from(&self.stop);
         request.thinking = self.thinking;
         Ok(request)

@@ -1,7 +1,6 @@
 //! Drives CMake. Only ggml, its backends and libllama are built.
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use crate::Result;
 use crate::source::Tree;
@@ -44,7 +43,6 @@ pub fn build(vars: &Vars, tree: &Tree) -> Result<Built> {
     if tree.fixed && done.is_file() {
         return Ok(Built { lib_dirs: found() });
     }
-    check_tools(vars)?;
     let mut config = cmake::Config::new(&tree.root);
     // Always optimised: an unoptimised ggml is a hundred times slower and nobody debugs it from here.
     config.profile("Release").very_verbose(false).out_dir(&tree.work_dir);
@@ -118,45 +116,4 @@ pub fn abi_table(tree: &Tree) -> Result<()> {
         .warnings(false)
         .try_compile("dllm_abi")
         .map_err(|e| format!("cannot compile llama-sys/abi/abi.c: {e}"))
-}
-
-fn check_tools(vars: &Vars) -> Result<()> {
-    let (install_cmake, install_cc) = match vars.target_os.as_str() {
-        "windows" => ("winget install Kitware.CMake", "winget install Microsoft.VisualStudio.2022.BuildTools"),
-        "macos" => ("brew install cmake", "xcode-select --install"),
-        _ => ("apt-get install cmake", "apt-get install g++"),
-    };
-    if !answers(&Vars::cmake()) {
-        return Err(format!("CMake was not found: install it with `{install_cmake}`, or name it in CMAKE"));
-    }
-    cc::Build::new()
-        .cpp(true)
-        .try_get_compiler()
-        .ok()
-        .filter(|compiler| vars.target_env == "msvc" || answers(&compiler.path().display().to_string()))
-        .ok_or_else(|| format!("no C++ compiler was found: install one with `{install_cc}`, or name it in CXX"))?;
-    if vars.cuda && !answers(&Vars::nvcc()) {
-        return Err("feature `cuda` needs nvcc, which was not found: install the CUDA toolkit 12.8 or newer \
-                    (`apt-get install cuda-toolkit` from NVIDIA's repository), or name it in CUDACXX; \
-                    feature `dynamic-backends` without `cuda` builds without it"
-            .into());
-    }
-    if vars.vulkan && !answers("glslc") {
-        return Err("feature `vulkan` needs glslc, which was not found: install it with \
-                    `apt-get install glslc libvulkan-dev` or the Vulkan SDK"
-            .into());
-    }
-    if vars.metal && vars.target_os != "macos" {
-        return Err("feature `metal` builds on macOS only: leave it out here".into());
-    }
-    Ok(())
-}
-
-fn answers(program: &str) -> bool {
-    Command::new(program)
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
 }

@@ -2,9 +2,11 @@
 
 mod bindings;
 mod compile;
+mod compilers;
 mod link;
 mod patch;
 mod source;
+mod tools;
 mod vars;
 
 /// A build error is one sentence for the person who reads it: what is missing, and what to do.
@@ -20,9 +22,10 @@ fn main() {
 
 fn run() -> Result<()> {
     let vars = vars::Vars::read()?;
+    let compilers = compilers::check(&vars)?;
     // Builds of several profiles may run at once and share the folder.
     let _lock = source::lock(&vars)?;
-    let tree = source::prepare(&vars)?;
+    let tree = source::prepare(&vars, &compilers)?;
     let built = compile::build(&vars, &tree)?;
     compile::abi_table(&tree)?;
     bindings::generate(&vars, &tree)?;

@@ -34,7 +34,8 @@ pub fn lock(vars: &Vars) -> Result<fs::File> {
     Ok(file)
 }
 
-pub fn prepare(vars: &Vars) -> Result<Tree> {
+/// `compilers` says who compiles: other compilers, other libraries.
+pub fn prepare(vars: &Vars, compilers: &str) -> Result<Tree> {
     let patch_dir = vars.manifest_dir.join("../vendor/patches");
     println!("cargo::rerun-if-changed={}", patch_dir.display());
     println!("cargo::rerun-if-changed=build");
@@ -56,7 +57,7 @@ pub fn prepare(vars: &Vars) -> Result<Tree> {
         ));
     }
 
-    let stamp = stamp(&label, &patches, vars);
+    let stamp = stamp(&label, &patches, &format!("{}\n{compilers}", vars.options()));
     let work_dir = vars.shared_dir.join(format!("{:016x}", fnv(stamp.as_bytes())));
     let root = work_dir.join("source");
     let stamp_file = work_dir.join("source.stamp");
@@ -134,8 +135,8 @@ fn apply_all(root: &Path, patches: &[(String, String)]) -> Result<()> {
 }
 
 /// Everything that a build depends on, as text.
-fn stamp(label: &str, patches: &[(String, String)], vars: &Vars) -> String {
-    let mut text = format!("{label}\n{}\n", vars.options());
+fn stamp(label: &str, patches: &[(String, String)], options: &str) -> String {
+    let mut text = format!("{label}\n{options}\n");
     for (name, body) in patches {
         text += &format!("{name} {:016x}\n", fnv(body.as_bytes()));
     }

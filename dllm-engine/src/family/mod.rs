@@ -6,6 +6,7 @@ use crate::denoise::DenoiseSettings;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::{CacheLayer, Decoded, Pass, TensorSpec};
+use crate::vocab::Dialect;
 
 /// What a fresh canvas and a renoised position are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,11 +41,8 @@ pub(crate) trait Family: Send + Sync {
     /// Name of the default sampler, and the loop's settings from the file or the family.
     fn sampler(&self) -> (&'static str, DenoiseSettings);
 
-    /// Under which architecture libllama loads this family's vocabulary.
-    fn vocab_architecture(&self) -> &'static str;
-
-    /// Texts of tokens that end an answer, besides the file's own end token.
-    fn end_texts(&self) -> &'static [&'static str];
+    /// What the file does not say of its vocabulary: libllama's name for it, end tokens, markers of thought text.
+    fn dialect(&self) -> Dialect;
 
     /// The chat template where the file has none.
     fn chat_template(&self) -> &'static str;

@@ -137,7 +137,7 @@ fn tokens(fixtures: &Fixtures, file: &Gguf, report: &mut Report<'_>) -> Result<(
     let cases: Cases =
         serde_json::from_slice(&bytes).map_err(|e| Error::file(&path, format!("not tokenizer cases: {e}")))?;
     let family = crate::family::load(file)?;
-    let vocab = crate::engine::load_vocab(file, family.vocab_architecture())?;
+    let vocab = crate::engine::load_vocab(file, &family.dialect())?;
     for case in &cases.cases {
         let ids = crate::prompt::encode(&Prompt::Raw(case.text.clone()), &vocab, None, false)?;
         report.equal(format!("tokens of {:?}", case.text.chars().take(40).collect::<String>()), &ids, &case.ids);

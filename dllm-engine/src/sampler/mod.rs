@@ -31,12 +31,12 @@ pub trait Sampler: Send {
     fn accept(&mut self, view: &StepView<'_>, accepted: &mut [bool]);
 }
 
-/// A sampler that can be asked for by name.
+/// A sampler that a request can ask for. A caller's own needs no place in the registry.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
-    /// The name in receipts and on the command line.
+    /// The name on the command line; receipts have the sampler's own.
     pub name: &'static str,
-    /// Makes one for a request.
+    /// Makes one for a request; each request has its own, and with it its own state.
     pub make: fn(&DenoiseSettings) -> Box<dyn Sampler>,
 }
 

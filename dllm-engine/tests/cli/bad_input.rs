@@ -28,6 +28,7 @@ fn numbers_out_of_range() {
         refused_answer("--entropy-bound", bad, &["entropy_bound"]);
     }
     refused_answer("--stop", "", &["stop", "0 bytes"]);
+    refused_answer("--sampler", "magic", &["sampler: \"magic\"", "entropy-bound"]);
     refused(&["bench", "--repetitions", "0"], &["repetitions: 0"]);
     refused(&["bench", "--prompt-tokens", "0"], &["prompt_tokens: 0"]);
     refused(&["bench", "--steps", "0"], &["max_steps: 0"]);
@@ -55,6 +56,9 @@ fn a_huge_number_of_tokens_is_no_more_than_the_context_holds() {
 fn prompts_that_say_nothing() {
     refused(&["generate", ""], &["bad prompt", "empty"]);
     refused(&["generate", "--raw", ""], &["bad prompt", "empty"]);
+    refused(&["generate", "--raw", " \t"], &["bad prompt", "blanks"]);
+    refused(&["generate", "--system", "Be brief.", " "], &["bad prompt", "blanks"]);
+    refused(&["bench", "--prompt", " "], &["bad prompt", "blanks"]);
     let blanks = vec![b' '; 1 << 20];
     let error = run_with_input(["generate", "-"], &blanks).error();
     assert!(error.contains("bad prompt") && error.contains("blanks"), "{error}");

@@ -120,6 +120,12 @@ fn a_stop_text_ends_the_answer() {
 }
 
 #[test]
+fn issue_2_a_sampler_is_asked_for_by_name() {
+    let answer = run(["generate", SUM, "--seed", "1", "--sampler", "entropy-bound", "--json"]).json();
+    assert_eq!((&answer["text"], &answer["receipt"]["sampler"]), (&SUM_ANSWER.into(), &"entropy-bound".into()));
+}
+
+#[test]
 fn a_model_may_come_from_the_environment() {
     let tokens = |command: &mut Command| {
         let text = ran(command.args(["tokenize", "--json", "ab"]).output().unwrap()).json();

@@ -152,6 +152,22 @@ fn ctrl_c_ends_the_answer_then_the_program() {
 }
 
 #[test]
+fn issue_2_what_is_typed_ahead_is_not_lost() {
+    let terminal = Terminal::start(&["chat", "--seed", "1", "--pace", "100"], &[]);
+    terminal.wait_for_prompt();
+    // Three lines at once, as a paste without brackets: one reading by the editor takes them all.
+    terminal.send(&format!("/seed 12\r/seed 13\r{SUM}\r"));
+    terminal.wait_for("step 2 of");
+    // And two while an answer is made.
+    terminal.send("/seed 14\r/exit\r");
+    let (code, written) = terminal.end();
+    assert_eq!(code, 0);
+    for part in ["(seed 12)", "(seed 13)", SUM_ANSWER, "(seed 14)"] {
+        assert!(written.contains(part), "{part} is missing: {written:?}");
+    }
+}
+
+#[test]
 fn ctrl_d_leaves() {
     let terminal = Terminal::start(&["chat"], &[]);
     terminal.wait_for_prompt();
@@ -180,7 +196,7 @@ fn commands_of_a_conversation() {
     terminal.wait_until("the answer", |c| c.lines().any(|line| line.trim_end() == SUM_ANSWER));
     terminal.wait_for_prompt();
     terminal.send("/receipt\r");
-    terminal.wait_for("device_bytes"); // of this receipt only; what is typed before the prompt is back can be lost
+    terminal.wait_for("device_bytes");
     terminal.wait_for_prompt();
     terminal.send("/exit\r");
     assert_eq!(terminal.end().0, 0);

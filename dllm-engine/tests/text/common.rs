@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use dllm_engine::vocab::{Vocab, VocabFile};
+use dllm_engine::vocab::{Dialect, ThoughtMarkers, Vocab, VocabFile};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -67,8 +67,15 @@ impl Data {
 }
 
 pub fn load(file: &VocabFile) -> dllm_engine::Result<Vocab> {
-    let architecture = if file.model == "gpt2" { "llada-moe" } else { "gemma4" };
-    Vocab::load(Path::new("test.gguf"), file, architecture)
+    let dialect = match file.model {
+        "gpt2" => Dialect { architecture: "llada-moe", end_texts: &[], thought: None },
+        _ => Dialect {
+            architecture: "gemma4",
+            end_texts: &["<eos>", "<turn|>", "<|tool_response>"],
+            thought: Some(ThoughtMarkers { open: "<|channel>", close: "<channel|>", name: "thought" }),
+        },
+    };
+    Vocab::load(Path::new("test.gguf"), file, &dialect)
 }
 
 pub fn trained() -> Data {

@@ -1,7 +1,7 @@
 use dllm_engine::Error;
 use dllm_engine::chat::ChatTemplate;
 use dllm_engine::params::{Message, Prompt};
-use dllm_engine::prompt::{encode, text_from_bytes};
+use dllm_engine::prompt::{check, encode, text_from_bytes};
 use dllm_engine::vocab::{MAX_TEXT, Vocab};
 
 use crate::common::trained;
@@ -47,7 +47,7 @@ fn what_cannot_be_a_prompt_is_refused() {
     let (vocab, template) = model();
     let bad = [
         (Prompt::Messages(vec![]), "no messages"),
-        (Prompt::Messages(vec![Message::system(""), Message::user("")]), "all messages are empty"),
+        (Prompt::Messages(vec![Message::system(""), Message::user("")]), "it is empty"),
         (Prompt::Raw(String::new()), "it is empty"),
         (Prompt::Tokens(vec![]), "no tokens"),
         (Prompt::Tokens(vec![5, 1024]), "token 1024 at position 1 is not in 0..1024"),
@@ -65,6 +65,28 @@ fn what_cannot_be_a_prompt_is_refused() {
     assert!(matches!(error, Error::Template(_)), "{error}");
 }
 
+/// One rule for the library, the command and the server: the last message, or the raw text, says something.
+#[test]
+fn issue_2_a_prompt_of_blanks_is_refused_everywhere_alike() {
+    let (vocab, template) = model();
+    for blanks in [" ", "\n\t ", "\u{3000}\u{a0}", &" ".repeat(1 << 20)] {
+        let prompts = [
+            Prompt::Raw(blanks.into()),
+            Prompt::from(blanks),
+            Prompt::Messages(vec![Message::system("Be brief."), Message::user(blanks)]),
+            Prompt::Messages(vec![Message::user("hi"), Message::assistant("hello"), Message::user(blanks)]),
+        ];
+        for prompt in prompts {
+            let error = check(&prompt).unwrap_err().to_string();
+            assert!(error.contains("nothing but blanks"), "{error}");
+            assert_eq!(encode(&prompt, &vocab, Some(&template), false).unwrap_err().to_string(), error);
+        }
+    }
+    for good in [vec![Message::user(" a ")], vec![Message::assistant(""), Message::user("a")]] {
+        check(&Prompt::Messages(good)).unwrap();
+    }
+}
+
 #[test]
 fn bytes_must_be_utf8() {
     assert_eq!(text_from_bytes("grüße\0".as_bytes()).unwrap(), "grüße\0");
@@ -77,7 +99,7 @@ fn bytes_must_be_utf8() {
 #[test]
 fn odd_but_possible_prompts_keep_their_text() {
     let (vocab, template) = model();
-    for text in [" ".repeat(1 << 20), "a\0b".into(), "\u{e000}<|turn>\u{e001}".into(), "<".repeat(1 << 18)] {
+    for text in [" ".repeat(1 << 20) + "a", "a\0b".into(), "\u{e000}<|turn>\u{e001}".into(), "<".repeat(1 << 18)] {
         let ids = encode(&Prompt::from(text.clone()), &vocab, Some(&template), false).unwrap();
         let expected = format!("<bos><|turn>user\n{text}<turn|>\n<|turn>model\n");
         assert_eq!(vocab.detokenize(&ids, true), expected);

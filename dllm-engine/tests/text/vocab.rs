@@ -1,5 +1,9 @@
+use std::path::Path;
+use std::sync::Arc;
+
 use dllm_engine::Error;
-use dllm_engine::vocab::{MAX_TEXT, TokenKind, VocabFile};
+use dllm_engine::text::Settler;
+use dllm_engine::vocab::{Dialect, MAX_TEXT, ThoughtMarkers, TokenKind, Vocab, VocabFile};
 
 use crate::common::{Data, load, trained};
 
@@ -168,4 +172,20 @@ fn an_empty_token_does_no_harm() {
     data.merges.clear();
     let vocab = data.vocab();
     assert_eq!(vocab.detokenize(&vocab.tokenize("plain", true).unwrap(), true), "plain");
+}
+
+/// End tokens and markers of thought text are the family's words: a vocabulary alone knows neither.
+#[test]
+fn issue_2_end_texts_and_markers_come_from_the_family() {
+    let data = trained();
+    let load = |dialect: &Dialect| Arc::new(Vocab::load(Path::new("test.gguf"), &data.file(), dialect).unwrap());
+    let plain = Dialect { architecture: "gemma4", end_texts: &[], thought: None };
+    let markers = ThoughtMarkers { open: "<|tool_call>", close: "<tool_call|>", name: "tool" };
+    let other = load(&Dialect { end_texts: &["<|channel>"], thought: Some(markers), ..plain });
+    let channel = other.find("<|channel>").unwrap();
+    assert!(other.is_eog(channel) && !load(&plain).is_eog(channel));
+    let canvas = other.tokenize("a<|tool_call>tool b<tool_call|>c<|channel>d", true).unwrap();
+    let mut settler = Settler::new(other, &[], &[], usize::MAX).unwrap();
+    settler.push(&canvas);
+    assert_eq!((settler.text(), settler.reasoning().as_deref()), ("ac", Some("b")));
 }

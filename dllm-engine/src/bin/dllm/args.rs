@@ -159,6 +159,9 @@ pub struct AnswerArgs {
     /// Temperature at the first step [default: the model's own].
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub t_max: Option<f32>,
+    /// What chooses the positions that a step accepts, by name [default: the model's own].
+    #[arg(long, value_name = "NAME")]
+    pub sampler: Option<String>,
     /// Instructions that stand above the conversation.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
@@ -355,4 +358,51 @@ pub struct ParityArgs {
     /// One line per check.
     #[arg(short, long)]
     pub verbose: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use dllm_engine::Prompt;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::super::generate::request;
+    use super::*;
+
+    fn argument() -> impl Strategy<Value = String> {
+        let option = prop_oneof![
+            Just("--max-tokens"),
+            Just("--max-steps"),
+            Just("--seed"),
+            Just("--t-min"),
+            Just("--entropy-bound"),
+            Just("--sampler"),
+            Just("--stop"),
+            Just("-n"),
+            Just("--json"),
+            Just("--ctx"),
+            Just("--device"),
+            Just("--"),
+        ];
+        let value = prop_oneof!["-?[0-9]{1,25}", "-?[0-9]\\.[0-9]e?[0-9]{0,3}", Just("nan".into()), any::<String>()];
+        prop_oneof![2 => option.prop_map(str::to_owned), 2 => value]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 4000, ..ProptestConfig::default() })]
+
+        /// Whatever stands on the command line: a request that keeps it, or an error.
+        #[test]
+        fn issue_2_any_arguments_give_a_request_or_an_error(arguments in vec(argument(), 0..8)) {
+            let line = ["dllm", "generate"].into_iter().chain(arguments.iter().map(String::as_str));
+            let Ok(Cli { command: Command::Generate(args) }) = Cli::try_parse_from(line) else { return Ok(()) };
+            if let Ok(request) = request(Prompt::from("a"), &args.answer) {
+                prop_assert_eq!(request.seed, args.answer.seed);
+                prop_assert_eq!(request.max_tokens, args.answer.max_tokens);
+                prop_assert_eq!(request.sampler.map(|s| s.name), args.answer.sampler.as_deref());
+            } else {
+                prop_assert!(args.answer.sampler.is_some(), "nothing else is looked at here");
+            }
+        }
+    }
 }

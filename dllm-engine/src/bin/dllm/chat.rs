@@ -40,7 +40,7 @@ pub fn run(args: &ChatArgs) -> Result {
     let mut talk = Talk {
         chat: engine.chat(),
         vocab,
-        request: request(Prompt::Messages(Vec::new()), &args.answer),
+        request: request(Prompt::Messages(Vec::new()), &args.answer)?,
         system: args.answer.system.clone(),
         pace: args.answer.pace,
         last: None,

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dllm_engine::vocab::Vocab;
-use dllm_engine::{Completion, Control, Engine, Event, FinishReason, Message, Prompt, Receipt, Request};
+use dllm_engine::{
+    Completion, Control, Engine, Event, FinishReason, Message, Prompt, Receipt, Request, prompt, sampler,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -42,7 +44,8 @@ pub fn run(args: &GenerateArgs) -> Result {
         return Err(bad("n", format!("{} is not in 1..={MAX_CANDIDATES}: ask for at least one candidate", args.n)));
     }
     let text = output::text(args.prompt.as_deref(), args.file.as_deref())?;
-    let request = request(prompt(args, text)?, &args.answer);
+    let request = request(prompt(args, text), &args.answer)?;
+    prompt::check(&request.prompt)?;
     let mut engine = output::load(args.load.params(&args.model.model, args.n.min(MAX_LANES)))?;
     let mut follow = Follow::new(args.answer.pace);
     if let Some(path) = &args.trace {
@@ -59,27 +62,24 @@ pub fn run(args: &GenerateArgs) -> Result {
     Ok(if interrupted { Outcome::Interrupted } else { Outcome::Done })
 }
 
-fn prompt(args: &GenerateArgs, text: String) -> Result<Prompt> {
-    if text.trim().is_empty() {
-        let why = if text.is_empty() { "it is empty" } else { "it is nothing but blanks" };
-        return Err(bad("prompt", format!("{why}: write something")));
-    }
+fn prompt(args: &GenerateArgs, text: String) -> Prompt {
     if args.raw {
-        return Ok(Prompt::Raw(text));
+        return Prompt::Raw(text);
     }
     let system = args.answer.system.as_ref().map(Message::system);
-    Ok(Prompt::Messages(system.into_iter().chain([Message::user(text)]).collect()))
+    Prompt::Messages(system.into_iter().chain([Message::user(text)]).collect())
 }
 
 /// A request with the command line's settings.
-pub fn request(prompt: Prompt, args: &AnswerArgs) -> Request {
+pub fn request(prompt: Prompt, args: &AnswerArgs) -> Result<Request> {
     let mut request = Request::new("").max_tokens(args.max_tokens);
     request.prompt = prompt;
     request.seed = args.seed;
     request.denoise = args.overrides();
+    request.sampler = args.sampler.as_deref().map(sampler::by_name).transpose()?;
     request.stop = args.stop.clone();
     request.thinking = args.think;
-    request
+    Ok(request)
 }
 
 /// One answer, or `n` candidates side by side.

@@ -12,6 +12,7 @@ use crate::family::{Dims, Family, NoiseKind};
 use crate::ggml::{Rope, Tensor};
 use crate::gguf::Gguf;
 use crate::model::{Attention, CacheLayer, Decoded, Experts, HEAD, Pass, Role, SOFT_TABLE, TensorSpec};
+use crate::vocab::{Dialect, ThoughtMarkers};
 
 const ARCH: &str = "diffusion-gemma";
 
@@ -191,12 +192,12 @@ impl Family for DiffusionGemma {
         ("entropy-bound", self.settings.clone())
     }
 
-    fn vocab_architecture(&self) -> &'static str {
-        "gemma4"
-    }
-
-    fn end_texts(&self) -> &'static [&'static str] {
-        &["<eos>", "<turn|>", "<|tool_response>"]
+    fn dialect(&self) -> Dialect {
+        Dialect {
+            architecture: "gemma4",
+            end_texts: &["<eos>", "<turn|>", "<|tool_response>"],
+            thought: Some(ThoughtMarkers { open: "<|channel>", close: "<channel|>", name: "thought" }),
+        }
     }
 
     fn chat_template(&self) -> &'static str {

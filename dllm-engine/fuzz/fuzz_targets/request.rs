@@ -1,0 +1,6 @@
+#![no_main]
+
+#[path = "../check.rs"]
+mod check;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| check::request(data));

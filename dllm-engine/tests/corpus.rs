@@ -1,0 +1,29 @@
+//! The kept fuzzing corpora, through the checks of the fuzz targets.
+
+#[path = "../fuzz/check.rs"]
+mod check;
+
+use std::path::PathBuf;
+
+fn run(target: &str, check: fn(&[u8])) {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz").join("corpus").join(target);
+    let mut files = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        let done = std::panic::catch_unwind(|| check(&bytes));
+        assert!(done.is_ok(), "{}", path.display());
+        files += 1;
+    }
+    assert!(files >= 5, "{files} files only: is the corpus there?");
+}
+
+#[test]
+fn gguf() {
+    run("gguf", check::gguf);
+}
+
+#[test]
+fn request() {
+    run("request", check::request);
+}
