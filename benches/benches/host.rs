@@ -68,6 +68,29 @@ fn sampler_rows(c: &mut Criterion) {
     group.finish();
 }
 
+/// The same for a whole canvas on all cores, rows dealt out as the graph operation does.
+fn sampler_canvas(c: &mut Criterion) {
+    let logits: Vec<f32> =
+        (0..CANVAS * VOCAB).map(|i| ((i as u64 * 2_654_435_761 % 65_536) as f32 / 65_536.0 - 0.5) * 40.0).collect();
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let mut group = c.benchmark_group("position_stats");
+    group.sample_size(10).throughput(Throughput::Bytes((CANVAS * VOCAB * 4) as u64));
+    group.bench_function(format!("{CANVAS} rows of {VOCAB}, softcap, {threads} threads"), |b| {
+        b.iter(|| {
+            std::thread::scope(|scope| {
+                for rows in logits.chunks(VOCAB * CANVAS.div_ceil(threads)) {
+                    scope.spawn(|| {
+                        for row in rows.chunks(VOCAB) {
+                            black_box(position_stats(row, Some(30.0), 0.8, 0.37));
+                        }
+                    });
+                }
+            });
+        });
+    });
+    group.finish();
+}
+
 fn tokenizer(c: &mut Criterion) {
     let Ok(engine) = Engine::load(EngineParams { threads: 1, context: 256, ..EngineParams::default() }) else { return };
     let text = "Count from 3 to 40 and sort the words of this line by their first letter. ".repeat(64);
@@ -81,5 +104,5 @@ fn tokenizer(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, loop_overhead, sampler_rows, tokenizer);
+criterion_group!(benches, loop_overhead, sampler_rows, sampler_canvas, tokenizer);
 criterion_main!(benches);
