@@ -62,7 +62,7 @@ pub struct EngineParams {
     pub kv: KvType,
     /// Tokens per prefill pass. 0 chooses.
     pub prefill_chunk: usize,
-    /// CPU threads. 0 takes the number of physical cores that this process may use.
+    /// CPU threads, at most as many as there are processors. 0 takes the number of physical cores.
     pub threads: usize,
     /// Granularity of key counts. 256 is what flash attention on GPUs wants; parity tests take less, to wrap the ring.
     pub key_padding: usize,

@@ -172,6 +172,10 @@ fn parameters_that_cannot_be_had() {
     assert!(context.contains("1048576") && context.contains("4096"), "{context}");
     let short = refused(&|p| p.context = 64);
     assert!(short.contains("64"), "{short}");
+    for threads in [1 << 16, usize::MAX] {
+        let error = refused(&|p| p.threads = threads);
+        assert!(error.contains(&format!("bad threads: {threads} is not in 0..=")), "{error}");
+    }
     assert!(refused(&|p| p.lanes = 0).contains("1..=64"));
     assert!(refused(&|p| p.lanes = 65).contains("1..=64"));
     assert!(refused(&|p| p.level = dllm_engine::Level::TopK).contains("topk"));

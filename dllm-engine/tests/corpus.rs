@@ -1,7 +1,9 @@
 //! The kept fuzzing corpora, through the checks of the fuzz targets.
 
-#[path = "../fuzz/check.rs"]
-mod check;
+#[path = "../fuzz/check/gguf.rs"]
+mod gguf;
+#[path = "../fuzz/check/request.rs"]
+mod request;
 
 use std::path::PathBuf;
 
@@ -19,11 +21,11 @@ fn run(target: &str, check: fn(&[u8])) {
 }
 
 #[test]
-fn gguf() {
-    run("gguf", check::gguf);
+fn headers() {
+    run("gguf", gguf::check);
 }
 
 #[test]
-fn request() {
-    run("request", check::request);
+fn requests() {
+    run("request", request::check);
 }

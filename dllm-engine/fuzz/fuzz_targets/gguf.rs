@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../check.rs"]
-mod check;
+#[path = "../check/gguf.rs"]
+mod gguf;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| check::gguf(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| gguf::check(data));

@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../check.rs"]
-mod check;
+#[path = "../check/request.rs"]
+mod request;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| check::request(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| request::check(data));

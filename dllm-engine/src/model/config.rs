@@ -49,6 +49,11 @@ impl Config {
         if !(1..=64).contains(&params.lanes) {
             return Err(Error::argument("lanes", format!("{} is not in 1..=64", params.lanes)));
         }
+        if params.threads > processors() {
+            // ggml's threads wait for each other by spinning: more of them than processors take hours, not seconds.
+            let why = format!("{} is not in 0..={}, the processors of this process", params.threads, processors());
+            return Err(Error::argument("threads", why));
+        }
         if !(1..=65536).contains(&params.key_padding) {
             return Err(Error::argument("key_padding", format!("{} is not in 1..=65536", params.key_padding)));
         }
@@ -147,9 +152,12 @@ pub(super) fn choose_device(name: Option<&str>) -> Result<Device> {
     })
 }
 
+/// What this process may use (affinity, quota), not what the machine has.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
 pub(super) fn default_threads() -> usize {
-    // What this process may use (affinity, quota), not what the machine has.
-    let logical = std::thread::available_parallelism().map_or(1, |n| n.get());
     // A second thread per core slows ggml's matrix products down.
-    sysinfo::System::physical_core_count().unwrap_or(logical).clamp(1, logical)
+    sysinfo::System::physical_core_count().unwrap_or(usize::MAX).clamp(1, processors())
 }

@@ -29,6 +29,7 @@ fn numbers_out_of_range() {
     }
     refused_answer("--stop", "", &["stop", "0 bytes"]);
     refused_answer("--sampler", "magic", &["sampler: \"magic\"", "entropy-bound"]);
+    refused_answer("--threads", "18446744073709551615", &["threads: 18446744073709551615", "processors"]);
     refused(&["bench", "--repetitions", "0"], &["repetitions: 0"]);
     refused(&["bench", "--prompt-tokens", "0"], &["prompt_tokens: 0"]);
     refused(&["bench", "--steps", "0"], &["max_steps: 0"]);
