@@ -13,6 +13,7 @@ namespace {
 constexpr int THREADS = 256;
 constexpr float PROB_SCALE = 32768.0f;
 constexpr int MOST_DEVICES = 64;
+constexpr int PIECE = 16384;  // tokens of a table that are expanded at a time
 
 // One library handle per device. A handle holds a stream and a workspace, so a product is enqueued under the lock.
 struct Handles {
@@ -27,19 +28,18 @@ Handles& handles() {
 
 // op_w is N for a table [k][n] (n contiguous), T for weights [n][k].
 int product(cudaStream_t stream, cublasOperation_t op_w, const void* w, int64_t ldw, const void* x, int rows, int k, int n,
-            float alpha, void* out, cudaDataType out_type, void* scratch) {
+            int64_t ldx, float alpha, float beta, void* out, cudaDataType out_type, void* scratch) {
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess || device >= MOST_DEVICES) return cudaErrorInvalidDevice;
     Handles& all = handles();
     std::lock_guard<std::mutex> guard(all.lock);
     cublasHandle_t& handle = all.of[device];
     if (!handle && cublasCreate(&handle) != CUBLAS_STATUS_SUCCESS) return cudaErrorInitializationError;
-    const float beta = 0.0f;
     if (cublasSetStream(handle, stream) != CUBLAS_STATUS_SUCCESS ||
         cublasSetWorkspace(handle, scratch, DLLM_GEMM_SCRATCH_BYTES) != CUBLAS_STATUS_SUCCESS)
         return cudaErrorUnknown;
     const cublasStatus_t status =
-        cublasGemmEx(handle, op_w, CUBLAS_OP_N, n, rows, k, &alpha, w, CUDA_R_16F, (int)ldw, x, CUDA_R_16F, k, &beta, out,
+        cublasGemmEx(handle, op_w, CUBLAS_OP_N, n, rows, k, &alpha, w, CUDA_R_16F, (int)ldw, x, CUDA_R_16F, (int)ldx, &beta, out,
                      out_type, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     return status == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown;
 }
@@ -98,7 +98,7 @@ DLLM_API int dllm_gemm(void* stream, const void* w, const void* x, int rows, int
                        void* scratch) {
     if (rows < 1 || k < 8 || k % 8 != 0 || n < 1 || !scratch) return cudaErrorInvalidValue;
     if (out_type != DLLM_F32 && out_type != DLLM_F16) return cudaErrorInvalidValue;
-    return product(static_cast<cudaStream_t>(stream), CUBLAS_OP_T, w, k, x, rows, k, n, 1.0f, out,
+    return product(static_cast<cudaStream_t>(stream), CUBLAS_OP_T, w, k, x, rows, k, n, k, 1.0f, 0.0f, out,
                    out_type == DLLM_F32 ? CUDA_R_32F : CUDA_R_16F, scratch);
 }
 
@@ -118,15 +118,32 @@ DLLM_API int dllm_to_half(void* stream, const float* x, int64_t count, void* out
     return cudaGetLastError();
 }
 
-DLLM_API int dllm_dense_soft_embed(void* stream, const void* table, const float* logits, const float* temp, float cap,
-                                   const uint32_t* stats, int rows, int vocab, int hidden, float scale, void* probs,
-                                   float* out, void* scratch) {
+DLLM_API size_t dllm_dense_soft_piece_bytes(int table_type, int hidden) {
+    return table_type == DLLM_F16 ? 16 : (size_t)2 * PIECE * hidden;
+}
+
+DLLM_API int dllm_dense_soft_embed(void* stream, const void* table, int table_type, const float* logits, const float* temp,
+                                   float cap, const uint32_t* stats, int rows, int vocab, int hidden, float scale,
+                                   void* probs, void* piece, float* out, void* scratch) {
     if (rows < 1 || rows > 65535 || vocab < 8 || vocab % 8 != 0 || hidden < 8 || !scratch) return cudaErrorInvalidValue;
+    const cudaStream_t s = static_cast<cudaStream_t>(stream);
     const dim3 grid((vocab / 4 + THREADS - 1) / THREADS, rows);
-    probs_kernel<<<grid, THREADS, 0, static_cast<cudaStream_t>(stream)>>>(logits, vocab, temp, cap, stats,
-                                                                         static_cast<__half*>(probs));
-    const cudaError_t e = cudaGetLastError();
+    probs_kernel<<<grid, THREADS, 0, s>>>(logits, vocab, temp, cap, stats, static_cast<__half*>(probs));
+    int e = cudaGetLastError();
     if (e != cudaSuccess) return e;
-    return product(static_cast<cudaStream_t>(stream), CUBLAS_OP_N, table, hidden, probs, rows, vocab, hidden,
-                   scale / PROB_SCALE, out, CUDA_R_32F, scratch);
+    const float alpha = scale / PROB_SCALE;
+    if (table_type == DLLM_F16)
+        return product(s, CUBLAS_OP_N, table, hidden, probs, rows, vocab, hidden, vocab, alpha, 0.0f, out, CUDA_R_32F,
+                       scratch);
+    const int64_t row_bytes = dllm_file_row_bytes(table_type, hidden);
+    if (row_bytes == 0) return cudaErrorInvalidValue;
+    for (int at = 0; at < vocab; at += PIECE) {
+        const int here = vocab - at < PIECE ? vocab - at : PIECE;
+        const char* blocks = static_cast<const char*>(table) + at * row_bytes;
+        if ((e = dllm_dequant_f16(stream, table_type, blocks, here, hidden, piece)) != cudaSuccess) return e;
+        e = product(s, CUBLAS_OP_N, piece, hidden, static_cast<const __half*>(probs) + at, rows, here, hidden, vocab,
+                    alpha, at ? 1.0f : 0.0f, out, CUDA_R_32F, scratch);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
 }

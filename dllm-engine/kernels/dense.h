@@ -21,11 +21,13 @@ DLLM_API int dllm_to_half(void* stream, const float* x, int64_t count, void* out
 
 // Soft embedding over the whole vocabulary: out[row] = scale * sum_v softmax(z)[v] * table[v], z as in
 // dllm_position_stats, whose `stats` of the same logits are read.
-//   table f16 [vocab][hidden]   logits f32 [rows][vocab]   probs f16 [rows][vocab] scratch, holds 2^15 times the
-//   probabilities, so that a flat distribution keeps its precision   out f32 [rows][hidden]
+//   table [vocab][hidden]: F16, or any type that dllm_dequant_f16 knows; then it is expanded piece by piece
+//   logits f32 [rows][vocab]   probs f16 [rows][vocab] scratch, holds 2^15 times the probabilities, so that a flat
+//   distribution keeps its precision   piece: scratch as the query says   out f32 [rows][hidden]
 // A row that was refused (argmax 0xFFFFFFFF) gives zeros.
-DLLM_API int dllm_dense_soft_embed(void* stream, const void* table, const float* logits, const float* temp, float cap,
-                                   const uint32_t* stats, int rows, int vocab, int hidden, float scale, void* probs,
-                                   float* out, void* scratch);
+DLLM_API size_t dllm_dense_soft_piece_bytes(int table_type, int hidden);
+DLLM_API int dllm_dense_soft_embed(void* stream, const void* table, int table_type, const float* logits, const float* temp,
+                                   float cap, const uint32_t* stats, int rows, int vocab, int hidden, float scale,
+                                   void* probs, void* piece, float* out, void* scratch);
 
 #endif

@@ -32,6 +32,9 @@ DLLM_API int64_t dllm_repack_bytes(int type, int64_t rows, int64_t k);
 DLLM_API int dllm_repack(void* stream, int type, const void* src, const void* src2, int64_t rows, int64_t k, void* dst,
                          int64_t tile0);
 
+// Bytes of a row of k values in ggml blocks; 0 if the type is not supported.
+DLLM_API int64_t dllm_file_row_bytes(int type, int64_t k);
+
 // ggml blocks -> half [rows][k], for a library product where memory is plenty.
 DLLM_API int dllm_dequant_f16(void* stream, int type, const void* src, int64_t rows, int64_t k, void* dst);
 

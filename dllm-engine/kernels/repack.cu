@@ -241,6 +241,23 @@ DLLM_API int dllm_dequant_f16(void* stream, int type, const void* src, int64_t r
     }
 }
 
+DLLM_API int64_t dllm_file_row_bytes(int type, int64_t k) {
+    auto bytes = [&](auto block) -> int64_t { return k / decltype(block)::COLUMNS * decltype(block)::BYTES; };
+    switch (type) {
+    case T_Q4_0: return bytes(Block<T_Q4_0>{});
+    case T_Q4_1: return bytes(Block<T_Q4_1>{});
+    case T_Q5_0: return bytes(Block<T_Q5_0>{});
+    case T_Q5_1: return bytes(Block<T_Q5_1>{});
+    case T_Q8_0: return bytes(Block<T_Q8_0>{});
+    case T_Q4_K: return bytes(Block<T_Q4_K>{});
+    case T_Q5_K: return bytes(Block<T_Q5_K>{});
+    case T_Q6_K: return bytes(Block<T_Q6_K>{});
+    case T_F16: return bytes(Block<T_F16>{});
+    case T_BF16: return bytes(Block<T_BF16>{});
+    default: return 0;
+    }
+}
+
 DLLM_API int64_t dllm_repack_bytes(int type, int64_t rows, int64_t k) {
     if (rows <= 0 || k <= 0 || k % columns_of(type) != 0) return 0;
     const int64_t unit = with_layout(type, (int64_t)0, [](auto l) -> int64_t { return decltype(l)::UNIT; });

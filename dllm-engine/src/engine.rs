@@ -337,6 +337,7 @@ impl Engine {
             seed: ticket.seed,
             level: self.info.level,
             kv: self.info.kv,
+            dense: self.info.memory.dense,
             sampler: ticket.sampler.to_owned(),
             max_steps: ticket.max_steps,
             prompt_tokens: cost.prompt_tokens,

@@ -26,6 +26,8 @@ pub use engine::{Chat, Engine, ModelInfo};
 pub use error::{Error, Result};
 pub use event::{Completion, Control, Event, FinishReason, Step};
 pub use model::MemoryPlan;
-pub use params::{DenoiseOverrides, EngineParams, KvType, Level, Message, ModelSource, Pin, Prompt, Request, Role};
+pub use params::{
+    DenoiseOverrides, Dense, EngineParams, KvType, Level, Message, ModelSource, Pin, Prompt, Request, Role,
+};
 pub use receipt::Receipt;
 pub use tokenizer::Tokenizer;

@@ -30,6 +30,19 @@ pub enum Level {
     TopK,
 }
 
+/// How the dense matrices (all but the experts) lie in a CUDA device's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dense {
+    /// In half precision where that fits into the device's free memory, else quantized. The receipt says which.
+    #[default]
+    Auto,
+    /// Expanded to half precision: fastest where memory is plenty and fast.
+    Half,
+    /// As the file has them.
+    Quantized,
+}
+
 /// How keys and values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -60,6 +73,10 @@ pub struct EngineParams {
     pub level: Level,
     /// Storage of keys and values.
     pub kv: KvType,
+    /// How the dense matrices lie in a CUDA device's memory.
+    pub dense: Dense,
+    /// Most bytes of the device's memory to plan with; 0 is all that is free.
+    pub memory: u64,
     /// Tokens per prefill pass. 0 chooses.
     pub prefill_chunk: usize,
     /// CPU threads, at most as many as there are processors. 0 takes the number of physical cores.
@@ -79,6 +96,8 @@ impl Default for EngineParams {
             lanes: 1,
             level: Level::default(),
             kv: KvType::default(),
+            dense: Dense::default(),
+            memory: 0,
             prefill_chunk: 0,
             threads: 0,
             key_padding: 256,

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::params::{KvType, Level};
+use crate::params::{Dense, KvType, Level};
 
 /// What ran and what it cost. Times in milliseconds, memory in bytes.
 #[derive(Debug, Clone, Serialize)]
@@ -22,6 +22,8 @@ pub struct Receipt {
     pub level: Level,
     /// Storage of keys and values that ran.
     pub kv: KvType,
+    /// How the dense matrices lay in a CUDA device's memory; `None` elsewhere.
+    pub dense: Option<Dense>,
     /// Name of the sampler (`entropy-bound`).
     pub sampler: String,
     /// Most steps per canvas that were allowed.

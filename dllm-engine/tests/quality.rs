@@ -4,8 +4,15 @@ use std::path::{Path, PathBuf};
 
 use dllm_engine::{Control, Engine, EngineParams, Level, ModelSource, Request};
 
+/// The test data: beside the sources, or where DLLM_TEST_DATA says, on a machine without these.
 fn shared(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny").join(name)
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    std::env::var_os("DLLM_TEST_DATA").map_or_else(beside, PathBuf::from).join("tiny").join(name)
+}
+
+/// The CPU, whose answers these numbers are, or the device that DLLM_TEST_DEVICE names.
+fn device() -> Option<String> {
+    Some(std::env::var("DLLM_TEST_DEVICE").unwrap_or_else(|_| "CPU".into()))
 }
 
 #[derive(serde::Deserialize)]
@@ -24,6 +31,7 @@ fn exact(model: ModelSource, level: Level) -> usize {
     let eval: Eval = serde_json::from_slice(&std::fs::read(shared("eval.json")).unwrap()).unwrap();
     let mut params = EngineParams::default();
     (params.model, params.level, params.lanes, params.context, params.threads) = (model, level, 4, 1024, 1);
+    params.device = device();
     let mut engine = Engine::load(params).unwrap();
     let requests: Vec<_> = eval
         .prompts
@@ -69,6 +77,7 @@ fn the_f16_file_replays_its_traces_at_level_reference() {
     }
     let mut params = EngineParams::default();
     (params.model, params.level, params.context, params.threads) = (ModelSource::Path(file), Level::Reference, 1024, 1);
+    params.device = Some("CPU".into());
     let checks = dllm_engine::parity::run_traces(&shared("traces.json"), &params, &mut |_| {}).unwrap();
     let missed: Vec<_> = checks.iter().filter(|c| !c.passed()).map(ToString::to_string).collect();
     assert!(missed.is_empty(), "{}", missed.join("\n"));

@@ -105,19 +105,85 @@ device_op! {
     }
 }
 
-device_op! {
-    /// Sources: weights F16, x F16. Destination: out F32, at `scratch` the library's room.
-    Gemm { rows: c_int, k: c_int, n: c_int, scratch: usize }
-    |o, k, s, n| (k.dllm_gemm)(
-        s, n.src(0), n.src(1), o.rows, o.k, o.n, n.dst(0), number(GgmlType::F32), n.dst(o.scratch))
+/// Goes on only where the enqueueing went well.
+macro_rules! ok {
+    ($code:expr) => {
+        match $code {
+            0 => {}
+            code => return code,
+        }
+    };
+}
+
+/// A dense product with a stack of matrices: one in F16, or several repacked.
+#[derive(Clone)]
+pub(crate) struct Product {
+    pub k: c_int,
+    /// Type (`None`: F16) and output rows of each matrix.
+    pub parts: Vec<(Option<c_int>, c_int)>,
+}
+
+impl Product {
+    fn n(&self) -> c_int {
+        self.parts.iter().map(|p| p.1).sum()
+    }
+
+    /// Enqueues out F32 [rows][n] = W x; the matrices are sources `first` on.
+    ///
+    /// # Safety
+    /// As `NodeOp::enqueue`; x is F16 [rows][k] and `scratch` the library's room.
+    #[allow(clippy::too_many_arguments)] // as the kernels' own
+    unsafe fn enqueue(
+        &self,
+        k: &Kernels,
+        stream: Stream,
+        node: Node<'_>,
+        first: usize,
+        x: *const c_void,
+        rows: c_int,
+        out: *mut c_void,
+        scratch: *mut c_void,
+    ) -> c_int {
+        let mut column = 0;
+        for (i, &(ty, n)) in self.parts.iter().enumerate() {
+            // SAFETY: by contract.
+            ok!(unsafe {
+                let w = node.src(first + i);
+                match ty {
+                    None => (k.dllm_gemm)(stream, w, x, rows, self.k, n, out, number(GgmlType::F32), scratch),
+                    Some(ty) => {
+                        let out = out.cast::<f32>().wrapping_add(column).cast();
+                        let (ldx, ldo) = (i64::from(self.k), i64::from(self.n()));
+                        (k.dllm_qmm)(
+                            stream,
+                            ty,
+                            w,
+                            x,
+                            ldx,
+                            rows,
+                            self.k,
+                            n,
+                            out,
+                            ldo,
+                            0,
+                            1.0,
+                            1,
+                            std::ptr::null_mut(),
+                            0,
+                        )
+                    }
+                }
+            });
+            column += n as usize;
+        }
+        0
+    }
 }
 
 device_op! {
-    /// Sources: repacked weights, x F16. Destination: out F32.
-    QuantMm { ty: c_int, rows: c_int, k: c_int, n: c_int }
-    |o, k, s, n| (k.dllm_qmm)(
-        s, o.ty, n.src(0), n.src(1), i64::from(o.k), o.rows, o.k, o.n, n.dst(0), i64::from(o.n), 0, 1.0, 1,
-        std::ptr::null_mut(), 0)
+    /// Sources: x F16, the matrices. Destination: out F32, at `scratch` the library's room.
+    DenseProduct { product: Product, rows: c_int, scratch: usize }
+    |o, k, s, n| o.product.enqueue(k, s, n, 1, n.src(0), o.rows, n.dst(0), n.dst(o.scratch))
 }
 
 device_op! {
@@ -187,48 +253,38 @@ pub(crate) struct FeedForwardParts {
     pub experts: usize,
 }
 
-/// Goes on only where the enqueueing went well.
-macro_rules! ok {
-    ($code:expr) => {
-        match $code {
-            0 => {}
-            code => return code,
-        }
-    };
-}
-
 device_op! {
     /// The dense branch and the experts, which do not depend on each other, side by side on two streams.
     ///
-    /// Sources: dense branch's input F16, its gate and up F16, its down F16, router input F32, router weights F32, experts'
-    /// input F16, their gate and up repacked, their down repacked, expert scale where `scaled`. Destination: see
+    /// Sources: dense branch's input F16, router input F32, router weights F32, experts' input F16, their gate and up
+    /// repacked, their down repacked, the dense branch's gate and up, its down, expert scale where `scaled`. Destination: see
     /// `FeedForwardParts`.
     FeedForward {
-        rows: c_int, hidden: c_int, ff: c_int, used: c_int, experts: c_int, width: c_int, gate_up_type: c_int,
-        down_type: c_int, scaled: bool, at: FeedForwardParts
+        rows: c_int, hidden: c_int, gate_up: Product, down: Product, used: c_int, experts: c_int, width: c_int,
+        gate_up_type: c_int, down_type: c_int, scaled: bool, at: FeedForwardParts
     }
     |o, k, s, n| {
         let at = o.at;
-        let f32 = number(GgmlType::F32);
         let mut side = std::ptr::null_mut();
         ok!((k.dllm_fork)(s, &mut side));
         let (both, act, scratch) = (n.dst(at.dense_both), n.dst(at.dense_act), n.dst(at.gemm_scratch));
-        ok!((k.dllm_gemm)(side, n.src(1), n.src(0), o.rows, o.hidden, 2 * o.ff, both, f32, scratch));
-        ok!((k.dllm_geglu)(side, both, o.rows, o.ff, act));
-        ok!((k.dllm_gemm)(side, n.src(2), act, o.rows, o.ff, o.hidden, n.dst(at.dense), f32, scratch));
+        let (gate_up, down) = (6, 6 + o.gate_up.parts.len());
+        ok!(o.gate_up.enqueue(k, side, n, gate_up, n.src(0), o.rows, both, scratch));
+        ok!((k.dllm_geglu)(side, both, o.rows, o.down.k, act));
+        ok!(o.down.enqueue(k, side, n, down, act, o.rows, n.dst(at.dense), scratch));
 
         let (ids, weights, plan) = (n.dst(at.ids), n.dst(at.weights), n.dst(at.plan));
-        let scale = if o.scaled { n.src(8) } else { std::ptr::null() };
+        let scale = if o.scaled { n.src(down + o.down.parts.len()) } else { std::ptr::null() };
         ok!((k.dllm_router)(
-            s, n.src(3), n.src(4), scale, o.rows, o.experts, o.hidden, o.used, ids, weights, std::ptr::null_mut(),
+            s, n.src(1), n.src(2), scale, o.rows, o.experts, o.hidden, o.used, ids, weights, std::ptr::null_mut(),
             n.dst(at.router_scratch)));
         ok!((k.dllm_moe_route)(s, ids, o.rows * o.used, o.experts, plan));
         let overlap = c_int::from(o.rows <= OVERLAP_ROWS);
         ok!((k.dllm_moe_gate_up)(
-            s, o.gate_up_type, n.src(6), n.src(5), i64::from(o.hidden), plan, o.rows, o.used, o.experts, o.hidden, o.width,
+            s, o.gate_up_type, n.src(4), n.src(3), i64::from(o.hidden), plan, o.rows, o.used, o.experts, o.hidden, o.width,
             n.dst(at.act), overlap, 0));
         ok!((k.dllm_moe_down)(
-            s, o.down_type, n.src(7), n.dst(at.act), plan, weights, o.rows, o.used, o.experts, o.width, o.hidden,
+            s, o.down_type, n.src(5), n.dst(at.act), plan, weights, o.rows, o.used, o.experts, o.width, o.hidden,
             n.dst(at.experts), overlap, 0, o.hidden, 0));
         (k.dllm_join)(s, side)
     }
@@ -263,10 +319,12 @@ device_op! {
 }
 
 device_op! {
-    /// Sources: table F16, logits F32, temperature, `DeviceStats`. Destination: F32, at `probs` the probabilities F16, at
-    /// `scratch` the library's room.
-    SoftEmbedDense { rows: c_int, vocab: c_int, hidden: c_int, cap: f32, probs: usize, scratch: usize }
+    /// Sources: table, logits F32, temperature, `DeviceStats`. Destination: F32, at `probs` the probabilities F16, at `piece`
+    /// an expanded piece of a table that is not F16, at `scratch` the library's room.
+    SoftEmbedDense {
+        table: GgmlType, rows: c_int, vocab: c_int, hidden: c_int, cap: f32, probs: usize, piece: usize, scratch: usize
+    }
     |o, k, s, n| (k.dllm_dense_soft_embed)(
-        s, n.src(0), n.src(1), n.src(2), o.cap, n.src(3), o.rows, o.vocab, o.hidden, 1.0, n.dst(o.probs), n.dst(0),
-        n.dst(o.scratch))
+        s, n.src(0), number(o.table), n.src(1), n.src(2), o.cap, n.src(3), o.rows, o.vocab, o.hidden, 1.0, n.dst(o.probs),
+        n.dst(o.piece), n.dst(0), n.dst(o.scratch))
 }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use crate::error::{Error, Result};
 
 /// `DLLM_ABI` of library.h.
-const ABI: c_int = 1;
+const ABI: c_int = 2;
 
 /// A CUDA stream.
 pub(crate) type Stream = *mut c_void;
@@ -63,8 +63,10 @@ kernels! {
                  scratch: Out) -> c_int;
     fn dllm_geglu(stream: Stream, x: In, rows: c_int, n: c_int, out: Out) -> c_int;
     fn dllm_to_half(stream: Stream, x: In, count: i64, out: Out) -> c_int;
-    fn dllm_dense_soft_embed(stream: Stream, table: In, logits: In, temp: In, cap: f32, stats: In, rows: c_int,
-                             vocab: c_int, hidden: c_int, scale: f32, probs: Out, out: Out, scratch: Out) -> c_int;
+    fn dllm_dense_soft_embed(stream: Stream, table: In, table_type: c_int, logits: In, temp: In, cap: f32, stats: In,
+                             rows: c_int, vocab: c_int, hidden: c_int, scale: f32, probs: Out, piece: Out, out: Out,
+                             scratch: Out) -> c_int;
+    fn dllm_dense_soft_piece_bytes(table_type: c_int, hidden: c_int) -> usize;
     fn dllm_moe_plan_bytes(n_ids: c_int, n_expert: c_int) -> i64;
     fn dllm_moe_route(stream: Stream, ids: In, n_ids: c_int, n_expert: c_int, plan: Out) -> c_int;
     fn dllm_moe_gate_up(stream: Stream, ty: c_int, w: In, x: In, ldx: i64, plan: Out, rows: c_int, top_k: c_int,
@@ -207,6 +209,12 @@ impl Kernels {
     pub fn plan_bytes(&self, ids: usize, experts: usize) -> usize {
         // SAFETY: pure arithmetic.
         usize::try_from(unsafe { (self.dllm_moe_plan_bytes)(ids as c_int, experts as c_int) }).unwrap_or(0)
+    }
+
+    /// As `router_scratch`: an expanded piece of a table for the dense soft embedding.
+    pub fn soft_piece_bytes(&self, ty: c_int, hidden: usize) -> usize {
+        // SAFETY: pure arithmetic.
+        unsafe { (self.dllm_dense_soft_piece_bytes)(ty, hidden as c_int) }
     }
 
     /// Parts to cut the keys into, and the room for them.

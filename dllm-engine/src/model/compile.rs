@@ -98,8 +98,7 @@ pub(super) fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tap
     } else {
         let decoded = family.decode(&pass)?;
         pass.tap("logits", decoded.logits);
-        let sampling =
-            Sampling { weights, halves: decoded.halves, softcap, kernels: config.kernels, level: config.level };
+        let sampling = Sampling { weights, softcap, kernels: config.kernels, level: config.level };
         let (temperature, uniform) = (inputs.temperature(), inputs.uniform());
         let (stats, soft) = sample(&sampling, &graph, decoded.logits, temperature, uniform, decoded.table);
         graph.expand(cx.named(stats, "position_stats").mark_output());
@@ -113,7 +112,7 @@ pub(super) fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tap
 
 /// Measures a load without loading: descriptions only, which look allocated and are never computed.
 pub(super) fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) -> Result<MemoryPlan> {
-    let weights = Weights::plan(Arc::clone(file), &family.tensors(file), config.device, config.level, config.kernels)?;
+    let weights = Weights::plan(Arc::clone(file), &family.tensors(file), config.device, config.level, config.forms())?;
     let cache = config.cache(family)?;
     let state = State::new(config)?;
     let (cache_bytes, state_bytes) =
@@ -132,12 +131,13 @@ pub(super) fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) ->
     }
     Ok(MemoryPlan {
         device: config.device.name(),
+        dense: config.kernels.map(|_| config.dense),
         weights_mapped: weights.bytes().mapped,
         weights: weights.bytes().allocated,
         cache: cache_bytes,
         compute,
         inputs: inputs_bytes,
-        free: free_memory(config.device),
+        free: config.limit(free_memory(config.device)),
         context: config.shape.context,
         lanes: config.shape.lanes,
     })

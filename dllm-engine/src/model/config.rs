@@ -7,7 +7,7 @@ use crate::kernels::library::Kernels;
 use crate::model::Shape;
 use crate::model::cache::{Cache, CacheSize};
 use crate::model::inputs::PassKey;
-use crate::params::{EngineParams, KvType, Level};
+use crate::params::{Dense, EngineParams, KvType, Level};
 
 /// Tokens of one prefill pass where the caller does not choose.
 pub(super) const DEFAULT_CHUNK: usize = 512;
@@ -23,6 +23,10 @@ pub(super) struct Config {
     pub(super) chunk: usize,
     pub(super) level: Level,
     pub(super) kv: KvType,
+    /// As it is used: never `Auto`.
+    pub(super) dense: Dense,
+    /// Most bytes to plan with.
+    memory: u64,
     pub(super) padding: usize,
     pub(super) device: Device,
     /// The CUDA kernels, on a device that runs these.
@@ -99,10 +103,22 @@ impl Config {
             chunk: chunk.min(context),
             level: params.level,
             kv,
+            dense: if params.dense == Dense::Auto { Dense::Half } else { params.dense },
+            memory: if params.memory == 0 { u64::MAX } else { params.memory },
             padding: params.key_padding,
             device,
             kernels,
         })
+    }
+
+    /// The kernels and how they want the dense matrices.
+    pub(super) fn forms(&self) -> Option<(&'static Kernels, Dense)> {
+        self.kernels.map(|kernels| (kernels, self.dense))
+    }
+
+    /// Bytes to plan with where so many are free.
+    pub(super) fn limit(&self, free: u64) -> u64 {
+        free.min(self.memory)
     }
 
     pub(super) fn cache(&self, family: &dyn Family) -> Result<Cache> {
@@ -138,18 +154,29 @@ impl Config {
     }
 }
 
-/// The device by name, else the CPU: the custom ops have no GPU form in the engine yet, so a GPU has to be asked for.
+/// The device by name, else the first GPU that this engine has kernels for, else the CPU.
 pub(super) fn choose_device(name: Option<&str>) -> Result<Device> {
     let all = devices();
     let usable = || all.iter().copied().filter(|d| d.kind() != DeviceKind::Accelerator);
+    let able = |d: &Device| {
+        d.kind() == DeviceKind::Gpu
+            && d.runs_custom_nodes()
+            && Kernels::get().inspect_err(|why| tracing::warn!("{} is left out: {why}", d.name())).is_ok()
+    };
     let found = match name {
         Some(name) => usable().find(|d| d.name().eq_ignore_ascii_case(name)),
-        None => usable().find(|d| d.kind() == DeviceKind::Cpu),
+        None => usable().find(able).or_else(|| usable().find(|d| d.kind() == DeviceKind::Cpu)),
     };
     found.ok_or_else(|| Error::NoDevice {
         asked: name.unwrap_or("any").to_owned(),
         found: usable().map(|d| d.name()).collect::<Vec<_>>().join(", "),
     })
+}
+
+/// Kind of the device that a load with this name would take.
+#[cfg(feature = "cli")]
+pub(crate) fn device_kind(name: Option<&str>) -> Result<DeviceKind> {
+    choose_device(name).map(Device::kind)
 }
 
 /// What this process may use (affinity, quota), not what the machine has.

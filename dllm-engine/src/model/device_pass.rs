@@ -134,15 +134,24 @@ impl<'p, 'c> DevicePass<'p, 'c> {
         self.node(op, GgmlType::F16, [self.hidden, self.pass.rows()], &[x, weight])
     }
 
+    /// A stack's product and its matrices.
+    fn product(&self, stack: &str) -> (op::Product, Vec<Tensor<'c>>) {
+        let form = self.pass.repacked(stack);
+        let parts = form.parts.iter().map(|p| (p.ty, p.rows as i32)).collect();
+        let tensors = form.parts.iter().map(|p| self.pass.weights.part(p)).collect();
+        (op::Product { k: form.k as i32, parts }, tensors)
+    }
+
     /// W x of a stack of matrices, F32 [n, rows]; x is F16.
     pub fn dense(&self, stack: &str, x: Tensor<'c>) -> Tensor<'c> {
-        let (weights, form) = self.pass.repacked(stack);
-        let (n, k) = (form.rows, form.k);
+        let n = self.pass.repacked(stack).rows();
+        let (product, matrices) = self.product(stack);
         let mut sections = Sections::default();
         sections.add(self.bytes(GgmlType::F32, n));
         let scratch = sections.add(GEMM_SCRATCH);
-        let op = op::Gemm { kernels: self.kernels, rows: self.rows(), k: k as i32, n: n as i32, scratch };
-        self.part(self.block(op, &sections, &[weights, x]), GgmlType::F32, n, 0)
+        let op = op::DenseProduct { kernels: self.kernels, product, rows: self.rows(), scratch };
+        let args: Vec<_> = std::iter::once(x).chain(matrices).collect();
+        self.part(self.block(op, &sections, &args), GgmlType::F32, n, 0)
     }
 
     /// Wdown (gelu(Wgate x) * (Wup x)), F32; x is F16.
@@ -272,13 +281,15 @@ impl<'p, 'c> DevicePass<'p, 'c> {
     pub fn feed_forward(&self, e: &Experts, branches: &Branches<'c>) -> (Tensor<'c>, Tensor<'c>) {
         let pass = self.pass;
         let name = |part: &str| format!("blk.{}.{part}", e.layer);
-        let (dense_gate_up, _) = pass.repacked(&name("ffn_gate_up"));
-        let (dense_down, dense_form) = pass.repacked(&name("ffn_down"));
+        let (dense_gate_up, dense_gate_up_matrices) = self.product(&name("ffn_gate_up"));
+        let (dense_down, dense_down_matrices) = self.product(&name("ffn_down"));
         let gate_up = if e.fused { "ffn_gate_up_exps.weight" } else { "ffn_gate_exps.weight" };
-        let (gate_up, gate_up_form) = pass.repacked(&name(gate_up));
-        let (down, down_form) = pass.repacked(&name("ffn_down_exps.weight"));
+        let (gate_up, gate_up_matrices) = self.product(&name(gate_up));
+        let (down, down_matrices) = self.product(&name("ffn_down_exps.weight"));
         let scale = pass.weights.get(&name("ffn_down_exps.scale"));
-        let (ff, f32, f16) = (dense_form.k, GgmlType::F32, GgmlType::F16);
+        let (ff, width) = (dense_down.k as usize, down.k as usize);
+        let (f32, f16) = (GgmlType::F32, GgmlType::F16);
+        let type_of = |product: &op::Product| product.parts[0].0.unwrap_or(f16.id() as i32);
         let mut sections = Sections::default();
         let at = op::FeedForwardParts {
             dense: sections.add(self.bytes(f32, self.hidden)),
@@ -289,33 +300,27 @@ impl<'p, 'c> DevicePass<'p, 'c> {
             weights: sections.add(self.bytes(f32, e.used)),
             router_scratch: sections.add(self.kernels.router_scratch(pass.rows(), e.count, self.hidden)),
             plan: sections.add(self.kernels.plan_bytes(e.used * pass.rows(), e.count)),
-            act: sections.add(self.bytes(f16, down_form.k) * e.used),
+            act: sections.add(self.bytes(f16, width) * e.used),
             experts: sections.add(self.bytes(f32, self.hidden) * e.used),
         };
         let op = op::FeedForward {
             kernels: self.kernels,
             rows: self.rows(),
             hidden: self.hidden as i32,
-            ff: ff as i32,
             used: e.used as i32,
             experts: e.count as i32,
-            width: down_form.k as i32,
-            gate_up_type: gate_up_form.ty,
-            down_type: down_form.ty,
+            width: width as i32,
+            gate_up_type: type_of(&gate_up),
+            down_type: type_of(&down),
+            gate_up: dense_gate_up,
+            down: dense_down,
             scaled: scale.is_some(),
             at,
         };
-        let args = [
-            branches.dense,
-            dense_gate_up,
-            dense_down,
-            branches.router,
-            self.layer_weight(e.layer, "ffn_gate_inp.weight"),
-            branches.experts,
-            gate_up,
-            down,
-        ];
-        let args: Vec<_> = args.into_iter().chain(scale).collect();
+        let first =
+            [branches.dense, branches.router, self.layer_weight(e.layer, "ffn_gate_inp.weight"), branches.experts];
+        let matrices = [gate_up_matrices, down_matrices, dense_gate_up_matrices, dense_down_matrices];
+        let args: Vec<_> = first.into_iter().chain(matrices.into_iter().flatten()).chain(scale).collect();
         let block = self.block(op, &sections, &args);
         pass.tap(&format!("route.{}", e.layer), self.part(block, GgmlType::I32, e.used, at.ids));
         pass.tap(&format!("route_weight.{}", e.layer), self.part(block, f32, e.used, at.weights));

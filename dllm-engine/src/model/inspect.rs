@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::ggml::{Allocator, Buffer, Context, GgmlType, Graph};
+use crate::model::Network;
 use crate::model::sampling::{Sampling, sample};
-use crate::model::{HEAD, Network};
 
 impl Network {
     /// Keeps intermediate results of the passes built from now on.
@@ -52,7 +52,6 @@ impl Network {
             let cx = graph.context();
             let sampling = Sampling {
                 weights: &self.weights,
-                halves: HEAD,
                 softcap: None,
                 kernels: self.config.kernels,
                 level: self.config.level,

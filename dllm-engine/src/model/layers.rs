@@ -34,8 +34,6 @@ pub(crate) struct Decoded<'c> {
     pub logits: Tensor<'c>,
     /// The table that soft embeddings are gathered from, [H, V].
     pub table: Tensor<'c>,
-    /// Name of the table's F16 copy among the tensors repacked for the CUDA kernels.
-    pub halves: &'static str,
 }
 
 /// Sizes and names of one layer's attention.
@@ -95,8 +93,8 @@ impl<'c> Pass<'c> {
         self.weights.get(name).unwrap_or_else(|| unreachable!("tensor {name} is not in the family's list"))
     }
 
-    /// A tensor in the form of the CUDA kernels, by its stack's name or its own.
-    pub fn repacked(&self, name: &str) -> (Tensor<'c>, &'c Repacked) {
+    /// Tensors in the form of the CUDA kernels, by their stack's name or their own.
+    pub fn repacked(&self, name: &str) -> &'c Repacked {
         self.weights.repacked(name).unwrap_or_else(|| unreachable!("{name} is not among the repacked tensors"))
     }
 

@@ -20,7 +20,9 @@ pub use network::Network;
 pub use plan::MemoryPlan;
 
 pub(crate) use cache::CacheLayer;
+#[cfg(feature = "cli")]
+pub(crate) use config::device_kind;
 pub(crate) use device_pass::DevicePass;
 pub(crate) use layers::{Attention, Decoded, Experts, Pass};
-pub(crate) use repack::{HEAD, SOFT_TABLE};
+pub(crate) use repack::HEAD;
 pub(crate) use weights::{Role, TensorSpec};

@@ -14,7 +14,7 @@ use crate::model::inputs::{InputTensors, PassKey, Span};
 use crate::model::plan::MemoryPlan;
 use crate::model::weights::Weights;
 use crate::model::{Counters, DenoiseLane, Forward, Position, PrefillLane, Shape};
-use crate::params::{EngineParams, KvType, Level};
+use crate::params::{Dense, EngineParams, KvType, Level};
 
 /// Compiled passes kept per kind. A conversation needs one or two at a time; older ones are built again.
 const KEPT: usize = 6;
@@ -49,8 +49,7 @@ impl Network {
     /// `BadFile` or `Unsupported` for the file, `BadArgument` and `NoDevice` for the parameters.
     pub fn plan(file: &Arc<Gguf>, params: &EngineParams) -> Result<MemoryPlan> {
         let family = family::load(file)?;
-        let config = Config::new(family.as_ref(), params)?;
-        measure(file, family.as_ref(), &config)
+        Ok(choose(file, family.as_ref(), params)?.1)
     }
 
     /// Loads a model. `progress` is told bytes done and bytes in all.
@@ -59,15 +58,14 @@ impl Network {
     /// As `plan`; `OutOfMemory` where the plan does not fit.
     pub fn load(file: Arc<Gguf>, params: &EngineParams, progress: &mut dyn FnMut(u64, u64)) -> Result<Self> {
         let family = family::load(&file)?;
-        let config = Config::new(family.as_ref(), params)?;
-        let plan = measure(&file, family.as_ref(), &config)?;
+        let (config, plan) = choose(&file, family.as_ref(), params)?;
         if !params.ignore_memory_plan {
             plan.check()?;
         }
         let threads = if params.threads == 0 { default_threads() } else { params.threads };
         let backend = Backend::open(config.device, threads)?;
         let specs = family.tensors(&file);
-        let mut weights = Weights::plan(file, &specs, config.device, config.level, config.kernels)?;
+        let mut weights = Weights::plan(file, &specs, config.device, config.level, config.forms())?;
         weights.load(config.device, progress)?;
         let mut cache = config.cache(family.as_ref())?;
         cache.allocate(config.device)?;
@@ -256,6 +254,17 @@ impl Network {
         }
         Ok(())
     }
+}
+
+/// The choices of a load and what it takes: dense matrices in half precision where nothing else was asked for and they fit.
+fn choose(file: &Arc<Gguf>, family: &dyn Family, params: &EngineParams) -> Result<(Config, MemoryPlan)> {
+    let mut config = Config::new(family, params)?;
+    let mut plan = measure(file, family, &config)?;
+    if params.dense == Dense::Auto && config.kernels.is_some() && !plan.fits() {
+        config.dense = Dense::Quantized;
+        plan = measure(file, family, &config)?;
+    }
+    Ok((config, plan))
 }
 
 /// A GPU pass must run on the GPU as a whole: a node that the backend cannot run is an error, not a silent CPU run.

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::ggml::{Device, DeviceKind};
+use crate::params::Dense;
 
 /// Bytes that a model needs on its device, and bytes that are there.
 #[derive(Debug, Clone, Serialize)]
@@ -11,6 +12,8 @@ use crate::ggml::{Device, DeviceKind};
 pub struct MemoryPlan {
     /// Device that would hold it.
     pub device: String,
+    /// How the dense matrices would lie there; `None` where they are as in the file.
+    pub dense: Option<Dense>,
     /// Weights used where the file is mapped. The system reads them in and may drop them again.
     pub weights_mapped: u64,
     /// Weights copied to the device, or expanded.
@@ -21,7 +24,7 @@ pub struct MemoryPlan {
     pub compute: u64,
     /// Inputs and state of the passes.
     pub inputs: u64,
-    /// Free memory of the device now.
+    /// Free memory of the device now, or the limit that was set, where that is less.
     pub free: u64,
     /// Context length in tokens that this holds for.
     pub context: usize,

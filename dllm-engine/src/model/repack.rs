@@ -1,7 +1,8 @@
 //! The forms in which the CUDA kernels read weights, made once at load from the file's blocks.
 //!
-//! Dense matrices of one input are stacked in F16 (the vendor's library is faster on these than any kernel on quantized blocks:
-//! docs/log/gpu-matmul.md). Experts stay quantized, in the order of the tensor cores. A type or a size that the kernels do not
+//! Dense matrices of one input are stacked in F16 (on a GPU whose memory is fast the vendor's library on these wins over any
+//! kernel on quantized blocks: docs/log/gpu-matmul.md) or, where memory is short, stay quantized, in the order of the tensor
+//! cores, as the experts always do. A type or a size that the kernels do not
 //! know is expanded to F16 first, with zeros where the inner dimension is no multiple of 64.
 
 use std::borrow::Cow;
@@ -14,6 +15,7 @@ use crate::ggml::{Buffer, Context, Device, GgmlType, Handle, Tensor, dequantize,
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::library::Kernels;
 use crate::model::weights::{Role, TensorSpec};
+use crate::params::Dense;
 
 /// Inner dimensions of repacked matrices are multiples of this.
 const INNER: usize = 64;
@@ -27,33 +29,41 @@ pub(crate) const HEAD: &str = "lm_head";
 /// Name of a table's F16 copy where the LM head has a matrix of its own.
 pub(crate) const SOFT_TABLE: &str = "soft_table";
 
-/// A tensor in a form of its own.
+/// A stack of matrices, or experts, in a form of its own.
 #[derive(Debug, Clone)]
 pub(crate) struct Repacked {
-    pub handle: Handle,
-    /// ggml's number of the type it was repacked from.
-    pub ty: c_int,
-    /// Output rows: of a stack all of them; of experts those of one (gate and up together).
-    pub rows: usize,
+    /// Matrices one above the other: one in F16, or several repacked.
+    pub parts: Vec<RepackedPart>,
     /// Inner dimension, padded.
     pub k: usize,
+}
+
+/// One tensor of a `Repacked`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RepackedPart {
+    pub handle: Handle,
+    /// ggml's number of the type it was repacked from; `None` is plain F16.
+    pub ty: Option<c_int>,
+    /// Output rows; of experts those of one, gate and up together.
+    pub rows: usize,
+}
+
+impl Repacked {
+    /// Output rows of all parts.
+    pub fn rows(&self) -> usize {
+        self.parts.iter().map(|p| p.rows).sum()
+    }
 }
 
 /// Where one tensor of the file goes, and how.
 #[derive(Debug, Clone)]
 pub(crate) enum Form {
     /// F16, from output row `row` on.
-    Half {
-        row: usize,
-    },
+    Half { row: usize },
     /// Repacked experts of gate and up. `partner` is the up tensor where it lies apart.
-    GateUp {
-        pack: Pack,
-        partner: Option<TensorInfo>,
-    },
-    Down {
-        pack: Pack,
-    },
+    GateUp { pack: Pack, partner: Option<TensorInfo> },
+    /// Repacked, each expert (a dense matrix is one) by itself.
+    Packed { pack: Pack },
     /// Read together with its partner.
     Skip,
 }
@@ -71,77 +81,106 @@ pub(crate) struct Pack {
     bytes: usize,
 }
 
-/// A tensor to make. `forms` holds one entry per tensor of the file; `None` is as it is, or expanded to F32.
+/// A tensor to make.
 pub(super) struct Planned<'s> {
-    pub name: Option<&'s str>,
+    /// Its own name, or that of the stack it belongs to.
+    pub name: &'s str,
     pub ty: GgmlType,
     pub shape: Vec<usize>,
-    pub repacked: Option<(c_int, usize, usize)>,
-    pub forms: Vec<Option<Form>>,
+    /// Type, rows and inner dimension of a part of a `Repacked`.
+    pub repacked: Option<(Option<c_int>, usize, usize)>,
+    /// The tensors of the file that go there; `None` is as it is, or expanded to F32.
+    pub forms: Vec<(&'s TensorInfo, Option<Form>)>,
 }
 
-/// The tensors made of one spec's tensors in the file.
+/// The tensors made of one spec's tensors in the file, or of those of all specs of its stack.
 pub(super) fn plan<'s>(
     file: &Gguf,
     spec: &'s TensorSpec,
-    infos: &[&TensorInfo],
+    infos: &[&'s TensorInfo],
+    dense: Dense,
     kernels: &Kernels,
 ) -> Result<Vec<Planned<'s>>> {
-    let plain = |ty| Planned { name: None, ty, shape: spec.shape.to_vec(), repacked: None, forms: vec![None] };
     let [k, n, experts] = spec.shape;
-    let half = |name, rows: usize, forms| Planned {
-        name: Some(name),
-        ty: GgmlType::F16,
-        shape: vec![k, rows],
-        repacked: Some((GgmlType::F16.id() as c_int, rows, k)),
-        forms,
-    };
     let info = infos[0];
+    let plain = |ty, form| Planned {
+        name: spec.name.as_str(),
+        ty,
+        shape: spec.shape.to_vec(),
+        repacked: None,
+        forms: vec![(info, form)],
+    };
     Ok(match &spec.role {
-        Role::Vector | Role::Router => vec![plain(GgmlType::F32)],
+        Role::Vector | Role::Router => vec![plain(GgmlType::F32, None)],
         Role::Table { head } => {
             let mut list = match TABLE_TYPES.contains(&info.ty.id()) {
-                true => vec![plain(info.ty)],
-                false => vec![Planned { forms: vec![Some(Form::Half { row: 0 })], ..plain(GgmlType::F16) }],
+                true => vec![plain(info.ty, None)],
+                false => vec![plain(GgmlType::F16, Some(Form::Half { row: 0 }))],
             };
-            let name = if *head { HEAD } else { SOFT_TABLE };
-            list.push(half(name, n, vec![Some(Form::Half { row: 0 })]));
+            if *head {
+                list.extend(stack(file, HEAD, &[info], dense, kernels)?);
+            }
+            // The dense soft embedding reads halves, or blocks that a kernel can expand piece by piece.
+            let expandable = kernels.repack_bytes(info.ty.id() as c_int, 1, k) != 0;
+            let has_halves = *head && dense == Dense::Half;
+            if !has_halves && (dense == Dense::Half || !expandable) {
+                list.extend(stack(file, SOFT_TABLE, &[info], Dense::Half, kernels)?);
+            }
             list
         }
-        Role::Dense { stack } => {
-            let rows: Vec<_> = infos.iter().map(|i| i.shape[1] as usize).collect();
-            let starts = rows.iter().scan(0, |at, n| Some(std::mem::replace(at, *at + n)));
-            let forms = starts.map(|row| Some(Form::Half { row })).collect();
-            if k % 8 != 0 {
-                return Err(Error::unsupported(file.path(), format!("tensor {}: {k} is no multiple of 8", spec.name)));
-            }
-            vec![half(stack, rows.iter().sum(), forms)]
-        }
+        Role::Dense { stack: name } => stack(file, name, infos, dense, kernels)?,
         Role::GateUp | Role::Gate => {
             let width = if spec.role == Role::Gate { n } else { n / 2 };
             let same = infos.iter().all(|i| i.ty == info.ty);
             let pack = pack(file, info, kernels, [k, width, experts], 2, same && width % INNER == 0)?;
-            let (form, partner) = match infos.get(1) {
-                Some(up) => (Form::GateUp { pack, partner: Some((*up).clone()) }, Some(Form::Skip)),
-                None => (Form::GateUp { pack, partner: None }, None),
-            };
-            let forms = std::iter::once(Some(form)).chain(partner.map(Some)).collect();
-            vec![packed(pack, 2, forms)]
+            let partner = infos.get(1).copied();
+            let form = Form::GateUp { pack, partner: partner.cloned() };
+            let forms = std::iter::once((info, Some(form))).chain(partner.map(|up| (up, Some(Form::Skip)))).collect();
+            vec![packed(&spec.name, pack, 2, forms)]
         }
         Role::Down => {
             let pack = pack(file, info, kernels, [k, n, experts], 1, true)?;
-            vec![packed(pack, 1, vec![Some(Form::Down { pack })])]
+            vec![packed(&spec.name, pack, 1, vec![(info, Some(Form::Packed { pack }))])]
         }
         Role::Up => return Err(Error::Backend(format!("tensor {} stands without its gate", spec.name))),
     })
 }
 
-fn packed<'s>(pack: Pack, matrices: usize, forms: Vec<Option<Form>>) -> Planned<'s> {
+/// Dense matrices of one input: one F16 matrix, or each repacked.
+fn stack<'s>(
+    file: &Gguf,
+    name: &'s str,
+    infos: &[&'s TensorInfo],
+    dense: Dense,
+    kernels: &Kernels,
+) -> Result<Vec<Planned<'s>>> {
+    let k = infos[0].shape[0] as usize;
+    if k % 8 != 0 {
+        return Err(Error::unsupported(file.path(), format!("tensor {}: {k} is no multiple of 8", infos[0].name)));
+    }
+    let rows = |i: &TensorInfo| i.shape[1] as usize;
+    if dense == Dense::Quantized {
+        let part = |info: &&'s TensorInfo| {
+            let pack = pack(file, info, kernels, [k, rows(info), 1], 1, true)?;
+            Ok(packed(name, pack, 1, vec![(*info, Some(Form::Packed { pack }))]))
+        };
+        return infos.iter().map(part).collect();
+    }
+    let mut row = 0;
+    let mut forms = Vec::with_capacity(infos.len());
+    for info in infos {
+        forms.push((*info, Some(Form::Half { row })));
+        row += rows(info);
+    }
+    Ok(vec![Planned { name, ty: GgmlType::F16, shape: vec![k, row], repacked: Some((None, row, k)), forms }])
+}
+
+fn packed<'s>(name: &'s str, pack: Pack, matrices: usize, forms: Vec<(&'s TensorInfo, Option<Form>)>) -> Planned<'s> {
     Planned {
-        name: None,
+        name,
         ty: GgmlType::I8,
         shape: vec![pack.bytes * pack.experts],
-        repacked: Some((pack.ty, pack.rows * matrices, pack.k)),
+        repacked: Some((Some(pack.ty), pack.rows * matrices, pack.k)),
         forms,
     }
 }
@@ -218,7 +257,7 @@ impl Repacker {
             Form::Skip => Ok(()),
             Form::Half { row } => self.half(file, info, *row, into),
             Form::GateUp { pack, partner } => self.gate_up(file, info, *pack, partner.as_ref(), into),
-            Form::Down { pack } => self.down(file, info, *pack, into),
+            Form::Packed { pack } => self.pack(file, info, *pack, into),
         }
     }
 
@@ -278,7 +317,7 @@ impl Repacker {
         kernels.check(kernels.wait(), &info.name)
     }
 
-    fn down(&mut self, file: &Gguf, info: &TensorInfo, pack: Pack, into: Tensor<'_>) -> Result<()> {
+    fn pack(&mut self, file: &Gguf, info: &TensorInfo, pack: Pack, into: Tensor<'_>) -> Result<()> {
         let data = blocks(file, info, pack, pack.experts)?;
         let staged = self.room(data.len())?;
         staged.write(&data);

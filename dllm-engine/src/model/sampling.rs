@@ -5,6 +5,7 @@ use crate::kernels::device as op;
 use crate::kernels::library::Kernels;
 use crate::kernels::{PositionStats, SoftEmbed, WORDS};
 use crate::model::device_pass::{GEMM_SCRATCH, Sections};
+use crate::model::repack::{HEAD, SOFT_TABLE};
 use crate::model::weights::Weights;
 use crate::params::Level;
 
@@ -15,8 +16,6 @@ pub(super) const LIKELIEST: usize = 64;
 #[derive(Clone, Copy)]
 pub(super) struct Sampling<'w> {
     pub weights: &'w Weights,
-    /// Name of the table's F16 copy.
-    pub halves: &'static str,
     pub softcap: Option<f32>,
     pub kernels: Option<&'static Kernels>,
     pub level: Level,
@@ -71,13 +70,17 @@ pub(super) fn sample<'c>(
             op::SoftEmbedLikeliest { kernels, table: table.ty(), vocab: v, hidden: h, rows: r, count: count as i32 };
         graph.own(soft).node(cx, GgmlType::F32, [hidden, rows, 1, 1], &[table, ids, weights])
     } else {
-        let halves = s.weights.repacked(s.halves).map_or(table, |(halves, _)| halves);
+        let halves = |name| s.weights.repacked(name).and_then(|r| r.parts.first()).filter(|part| part.ty.is_none());
+        let table = halves(SOFT_TABLE).or_else(|| halves(HEAD)).map_or(table, |part| s.weights.part(part));
         let mut sections = Sections::default();
         sections.add(4 * hidden * rows);
-        let (probs, scratch) = (sections.add(2 * vocab * rows), sections.add(GEMM_SCRATCH));
-        let soft = op::SoftEmbedDense { kernels, rows: r, vocab: v, hidden: h, cap, probs, scratch };
+        let probs = sections.add(2 * vocab * rows);
+        let piece = sections.add(kernels.soft_piece_bytes(table.ty().id() as i32, hidden));
+        let scratch = sections.add(GEMM_SCRATCH);
+        let ty = table.ty();
+        let soft = op::SoftEmbedDense { kernels, table: ty, rows: r, vocab: v, hidden: h, cap, probs, piece, scratch };
         let block =
-            graph.own(soft).node(cx, GgmlType::I8, [sections.bytes(), 1, 1, 1], &[halves, logits, temperature, stats]);
+            graph.own(soft).node(cx, GgmlType::I8, [sections.bytes(), 1, 1, 1], &[table, logits, temperature, stats]);
         cx.part(block, GgmlType::F32, [hidden, rows, 1, 1], 0)
     };
     (stats, soft)

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::ggml::{Buffer, Context, Device, DeviceKind, GgmlType, Handle, Tensor, dequantize};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::library::Kernels;
-use crate::model::repack::{self, Form, Repacked, Repacker};
-use crate::params::Level;
+use crate::model::repack::{self, Form, Repacked, RepackedPart, Repacker};
+use crate::params::{Dense, Level};
 
 /// Up to so many bytes of weights, every value is checked to be a number at load.
 const CHECKED_WHOLE: u64 = 1 << 30;
@@ -113,7 +113,7 @@ impl Weights {
         specs: &[TensorSpec],
         device: Device,
         level: Level,
-        kernels: Option<&'static Kernels>,
+        kernels: Option<(&'static Kernels, Dense)>,
     ) -> Result<Self> {
         let context = Context::new(specs.len() + 1, 0)?;
         let mut weights = Self {
@@ -126,8 +126,8 @@ impl Weights {
             file,
         };
         weights.refuse_unused_scales(specs)?;
-        if let Some(kernels) = kernels {
-            weights.plan_repacked(specs, kernels)?;
+        if let Some((kernels, dense)) = kernels {
+            weights.plan_repacked(specs, dense, kernels)?;
             return Ok(weights);
         }
         // ggml's CPU backend computes on the mapped file; other devices need a copy.
@@ -168,9 +168,14 @@ impl Weights {
         self.index.get(name).map(|&handle| self.context.tensor(handle))
     }
 
-    /// A tensor in the form of the CUDA kernels, by the name of its stack, or its own.
-    pub fn repacked(&self, name: &str) -> Option<(Tensor<'_>, &Repacked)> {
-        self.repacked.get(name).map(|r| (self.context.tensor(r.handle), r))
+    /// Tensors in the form of the CUDA kernels, by the name of their stack, or their own.
+    pub fn repacked(&self, name: &str) -> Option<&Repacked> {
+        self.repacked.get(name)
+    }
+
+    /// The tensor of a part of a `Repacked`.
+    pub fn part(&self, part: &RepackedPart) -> Tensor<'_> {
+        self.context.tensor(part.handle)
     }
 
     pub fn bytes(&self) -> WeightBytes {
@@ -223,7 +228,7 @@ impl Weights {
 
     /// The forms of the CUDA kernels: vectors and the router in F32, the table as in the file, dense stacks in F16, experts
     /// repacked.
-    fn plan_repacked(&mut self, specs: &[TensorSpec], kernels: &'static Kernels) -> Result<()> {
+    fn plan_repacked(&mut self, specs: &[TensorSpec], dense: Dense, kernels: &'static Kernels) -> Result<()> {
         let file = Arc::clone(&self.file);
         let mut at = 0;
         while at < specs.len() {
@@ -244,22 +249,24 @@ impl Weights {
             if infos.is_empty() {
                 continue;
             }
-            for planned in repack::plan(&file, spec, &infos, kernels)? {
-                let name = planned.name.unwrap_or(&spec.name);
+            for planned in repack::plan(&file, spec, &infos, dense, kernels)? {
+                let name = planned.name;
                 let tensor = self.context.named(self.context.new_tensor(planned.ty, &planned.shape), name);
                 self.bytes.allocated += tensor.bytes() as u64;
                 let handle = tensor.handle();
                 match planned.repacked {
                     Some((ty, rows, k)) => {
-                        self.repacked.insert(name.to_owned(), Repacked { handle, ty, rows, k });
+                        let new = || Repacked { parts: Vec::new(), k };
+                        let parts = &mut self.repacked.entry(name.to_owned()).or_insert_with(new).parts;
+                        parts.push(RepackedPart { handle, ty, rows });
                     }
                     None => {
                         self.index.insert(name.to_owned(), handle);
                     }
                 }
-                for (form, info) in planned.forms.into_iter().zip(infos.iter().cycle()) {
-                    self.plan.push(Placed { info: (*info).clone(), handle, mapped: false, form });
-                }
+                let placed =
+                    |(info, form): (&TensorInfo, _)| Placed { info: info.clone(), handle, mapped: false, form };
+                self.plan.extend(planned.forms.into_iter().map(placed));
             }
         }
         Ok(())

@@ -167,12 +167,11 @@ fn check_step(
     let embed = tapped(network, "decoder_input", lane);
     report.close(format!("{label} input"), &embed, &fixtures.f32(&key("embed"))?.values, limits.input);
     let array = if limits.gelu16 { "logits_gelu16" } else { "logits" };
-    report.close(
-        format!("{label} logits"),
-        &capped_logits(network, lane),
-        &fixtures.f32(&key(array))?.values,
-        limits.logits,
-    );
+    let (logits, expected) = (capped_logits(network, lane), fixtures.f32(&key(array))?.values);
+    match limits.relative {
+        Some(limit) => report.near(format!("{label} logits"), &logits, &expected, limit),
+        None => report.close(format!("{label} logits"), &logits, &expected, limits.logits),
+    }
     let (mut got, mut want, mut got_w, mut want_w) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for layer in (0..).take_while(|i| fixtures.has(&key(&format!("route.{i}")))) {
         got.extend(words(network, &format!("route.{layer}"), lane));

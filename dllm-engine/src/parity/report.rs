@@ -58,6 +58,15 @@ impl<'s> Report<'s> {
         self.push(Check { name: name.into(), error, limit, compared: want.len() });
     }
 
+    /// Relative difference of two arrays, |got - want| / |want| in the Euclidean norm. NaN and unequal lengths are misses.
+    pub fn near(&mut self, name: impl Into<String>, got: &[f32], want: &[f32], limit: f64) {
+        let square = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
+        let difference = square(&mut got.iter().zip(want).map(|(a, b)| f64::from(a - b)));
+        let error = (difference / square(&mut want.iter().map(|&x| f64::from(x)))).sqrt();
+        let error = if got.len() == want.len() && !error.is_nan() { error } else { f64::INFINITY };
+        self.push(Check { name: name.into(), error, limit, compared: want.len() });
+    }
+
     /// Discrete choices: every entry must be equal.
     pub fn equal<T: PartialEq>(&mut self, name: impl Into<String>, got: &[T], want: &[T]) {
         let differing = got.iter().zip(want).filter(|(a, b)| a != b).count() + got.len().abs_diff(want.len());

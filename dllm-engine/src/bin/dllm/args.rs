@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use dllm_engine::{DenoiseOverrides, EngineParams, KvType, Level, ModelSource};
+use dllm_engine::{DenoiseOverrides, Dense, EngineParams, KvType, Level, ModelSource};
 
 /// Run diffusion language models on this machine, in this process.
 #[derive(Parser)]
@@ -80,6 +80,26 @@ impl From<KvArg> for KvType {
     }
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+pub enum DenseArg {
+    /// In half precision where that fits, else quantized.
+    Auto,
+    /// In half precision: fastest where memory is plenty.
+    Half,
+    /// As in the file.
+    Quantized,
+}
+
+impl From<DenseArg> for Dense {
+    fn from(arg: DenseArg) -> Self {
+        match arg {
+            DenseArg::Auto => Self::Auto,
+            DenseArg::Half => Self::Half,
+            DenseArg::Quantized => Self::Quantized,
+        }
+    }
+}
+
 /// Which model.
 #[derive(Args)]
 pub struct ModelArg {
@@ -112,6 +132,12 @@ pub struct LoadArgs {
     /// Storage of keys and values.
     #[arg(long, value_enum, default_value_t = KvArg::Auto)]
     pub kv: KvArg,
+    /// Dense matrices on a CUDA device.
+    #[arg(long, value_enum, default_value_t = DenseArg::Auto)]
+    pub dense: DenseArg,
+    /// Most device memory to plan with, in GiB [default: all that is free].
+    #[arg(long, value_name = "GIB", value_parser = gibibytes)]
+    pub memory: Option<u64>,
     /// CPU threads. 0 takes the number of physical cores.
     #[arg(short, long, env = "DLLM_THREADS", value_name = "N", default_value_t = 0, hide_env_values = true)]
     pub threads: usize,
@@ -125,10 +151,20 @@ impl LoadArgs {
             context: self.ctx,
             level: self.level.into(),
             kv: self.kv.into(),
+            dense: self.dense.into(),
+            memory: self.memory.unwrap_or(0),
             threads: self.threads,
             lanes,
             ..EngineParams::default()
         }
+    }
+}
+
+/// GiB as bytes.
+fn gibibytes(text: &str) -> std::result::Result<u64, String> {
+    match text.parse::<f64>() {
+        Ok(n) if n > 0.0 && n <= 1e6 => Ok((n * f64::from(1 << 30)) as u64),
+        _ => Err("give a number above 0, in GiB, such as 22.5".into()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `dllm plan`: how much memory a model would take.
 
-use dllm_engine::{Engine, MemoryPlan};
+use dllm_engine::{Dense, Engine, MemoryPlan};
 use serde_json::json;
 
 use super::args::PlanArgs;
@@ -35,7 +35,12 @@ fn table(plan: &MemoryPlan) -> String {
         Some(left) => format!("it fits, {} to spare", bytes(left)),
         None => format!("it does not fit: {} are missing", bytes(plan.needed() - plan.free)),
     };
-    let head = format!("{}, context of {} tokens, {}", plan.device, plan.context, count(plan.lanes, "lane"));
+    let dense = match plan.dense {
+        Some(Dense::Quantized) => ", dense matrices quantized",
+        Some(_) => ", dense matrices in half precision",
+        None => "",
+    };
+    let head = format!("{}{dense}, context of {} tokens, {}", plan.device, plan.context, count(plan.lanes, "lane"));
     let mut lines = vec![head, String::new()];
     for (i, entry) in rows.into_iter().enumerate() {
         if i == 4 || i == 6 {

@@ -4,7 +4,7 @@
 use super::DiffusionGemma;
 use crate::error::Result;
 use crate::ggml::Tensor;
-use crate::model::{Decoded, DevicePass, HEAD, Pass, SOFT_TABLE};
+use crate::model::{Decoded, DevicePass, HEAD, Pass};
 
 impl DiffusionGemma {
     fn device_pass<'p, 'c>(&self, pass: &'p Pass<'c>) -> Result<DevicePass<'p, 'c>> {
@@ -41,8 +41,7 @@ impl DiffusionGemma {
             (h, x) = self.layer_on_device(&d, i, h, x, "layer_output_scale.weight");
         }
         let logits = d.dense(HEAD, x); // [V, rows]
-        let halves = if self.has_output { SOFT_TABLE } else { HEAD };
-        Ok(Decoded { logits, table: pass.weight("token_embd.weight"), halves })
+        Ok(Decoded { logits, table: pass.weight("token_embd.weight") })
     }
 
     /// One layer (section 5): residual and its normed copy in and out.

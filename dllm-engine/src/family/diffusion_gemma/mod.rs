@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::family::{Dims, Family, NoiseKind};
 use crate::ggml::{Rope, Tensor};
 use crate::gguf::Gguf;
-use crate::model::{Attention, CacheLayer, Decoded, Experts, HEAD, Pass, Role, SOFT_TABLE, TensorSpec};
+use crate::model::{Attention, CacheLayer, Decoded, Experts, HEAD, Pass, Role, TensorSpec};
 use crate::vocab::{Dialect, ThoughtMarkers};
 
 const ARCH: &str = "diffusion-gemma";
@@ -309,8 +309,7 @@ impl Family for DiffusionGemma {
         }
         let head = if self.has_output { "output.weight" } else { "token_embd.weight" };
         let logits = pass.linear(head, pass.norm("output_norm.weight", h, self.eps)); // [V, rows]
-        let halves = if self.has_output { SOFT_TABLE } else { HEAD };
-        Ok(Decoded { logits, table: pass.weight("token_embd.weight"), halves })
+        Ok(Decoded { logits, table: pass.weight("token_embd.weight") })
     }
 }
 
