@@ -57,7 +57,7 @@ def check_moe(tg, td, h, ff, experts, top_k, rows, tile, skew=1.0, overlap=0):
     xh = x.half()
     ok(lib.dllm_moe_route(stream(), P(ids), rows * top_k, experts, P(plan)))
     ok(lib.dllm_moe_gate_up(stream(), tg, P(wg), P(xh), I64(h), P(plan), rows, top_k, experts, h, ff, P(act), overlap, tile))
-    ok(lib.dllm_moe_down(stream(), td, P(wd), P(act), P(plan), P(wt), rows, top_k, experts, ff, h, P(part), overlap, tile, h, tile))
+    ok(lib.dllm_moe_down(stream(), td, P(wd), P(act), P(plan), P(wt), rows, top_k, experts, ff, h, P(part), 0, overlap, tile, h, tile))
     ok(lib.dllm_moe_sum(stream(), P(part), rows, top_k, h, P(out)))
     flat = ids.flatten().long()
     order = torch.sort(flat, stable=True).indices.int()
@@ -169,7 +169,7 @@ class Layers:
 
     def down(self, i, tile=0, overlap=0):
         ok(lib.dllm_moe_down(stream(), self.td, P(self.wd[i]), P(self.act), P(self.plan[i]), P(self.wt[i]), self.rows,
-                             self.top_k, self.experts, self.ff, self.h, P(self.part), overlap, 0, self.h, tile))
+                             self.top_k, self.experts, self.ff, self.h, P(self.part), 0, overlap, 0, self.h, tile))
 
     def sum(self):
         ok(lib.dllm_moe_sum(stream(), P(self.part), self.rows, self.top_k, self.h, P(self.out)))

@@ -5,7 +5,7 @@
 #include "dllm_kernels.h"
 
 // Raised whenever a signature or a contract changes; the engine refuses a library of another number.
-#define DLLM_ABI 2
+#define DLLM_ABI 3
 
 DLLM_API int dllm_abi(void);
 

@@ -23,9 +23,10 @@ __global__ void sum_kernel(const float4* __restrict__ part, int64_t total, int t
 using namespace dllm;
 
 DLLM_API int dllm_moe_down(void* stream, int type, const void* w, const void* act, int32_t* plan, const float* weights,
-                           int rows, int top_k, int n_expert, int n_ff, int n, float* part, int overlap, int gate_up_tile,
-                           int gate_up_k, int tile) {
+                           int rows, int top_k, int n_expert, int n_ff, int n, void* part, int part_type, int overlap,
+                           int gate_up_tile, int gate_up_k, int tile) {
     if (rows < 1 || top_k < 1 || n_expert < 1 || n < 1 || n_ff % 8 != 0) return cudaErrorInvalidValue;
+    if (part_type != DLLM_MM_F32 && part_type != DLLM_MM_F16) return cudaErrorInvalidValue;
     const int entries = rows * top_k;
     MatmulArgs p = {};
     p.expert_bytes = dllm_repack_bytes(type, n, n_ff);
@@ -45,7 +46,9 @@ DLLM_API int dllm_moe_down(void* stream, int type, const void* w, const void* ac
     }
     tile = expert_tile(tile, entries, n_expert, n_ff);
     return with_layout(type, cudaErrorInvalidValue, [&](auto l) {
-        return run_expert_tile<decltype(l), OUT_WEIGHTED>(static_cast<cudaStream_t>(stream), p, entries, tile);
+        const cudaStream_t s = static_cast<cudaStream_t>(stream);
+        return part_type == DLLM_MM_F16 ? run_expert_tile<decltype(l), OUT_WEIGHTED_F16>(s, p, entries, tile)
+                                        : run_expert_tile<decltype(l), OUT_WEIGHTED>(s, p, entries, tile);
     });
 }
 

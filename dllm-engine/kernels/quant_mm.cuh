@@ -11,7 +11,7 @@
 
 namespace dllm {
 
-enum Epilogue { OUT_F32 = DLLM_MM_F32, OUT_F16 = DLLM_MM_F16, OUT_GELU = DLLM_MM_GELU, OUT_WEIGHTED };
+enum Epilogue { OUT_F32 = DLLM_MM_F32, OUT_F16 = DLLM_MM_F16, OUT_GELU = DLLM_MM_GELU, OUT_WEIGHTED, OUT_WEIGHTED_F16 };
 
 struct MatmulArgs {
     const unsigned char* w;  // repacked weights, of expert 0
@@ -27,7 +27,7 @@ struct MatmulArgs {
     const int* plan;         // see dllm_moe_route; null: dense
     int n_expert;
     int gather;              // source row of plan entry i: i / gather
-    const float* weights;    // [entries], OUT_WEIGHTED
+    const float* weights;    // [entries], OUT_WEIGHTED and OUT_WEIGHTED_F16
     unsigned wait_blocks;    // down: an expert's rows are ready when its counter has this, times its number of tiles of
     int wait_tokens;         //       so many tokens
     // parts of k
@@ -138,7 +138,7 @@ __device__ __forceinline__ void store(const float (&acc)[T::MT][T::NT][4], const
                 }
             } else {
                 float alpha = p.alpha * (1.0f / WEIGHT_SCALE);
-                if constexpr (EPI == OUT_WEIGHTED) alpha *= p.weights[row];
+                if constexpr (EPI == OUT_WEIGHTED || EPI == OUT_WEIGHTED_F16) alpha *= p.weights[row];
 #pragma unroll
                 for (int m = 0; m < T::MT; ++m)
 #pragma unroll
@@ -146,7 +146,7 @@ __device__ __forceinline__ void store(const float (&acc)[T::MT][T::NT][4], const
                         const int c = (first_tile + m) * 16 + g + 8 * h;
                         const float v = acc[m][n][2 * h + e] * alpha;
                         if (c >= p.n) continue;
-                        if constexpr (EPI == OUT_F16) static_cast<__half*>(p.out)[row * p.ldo + c] = to_half(v);
+                        if constexpr (EPI == OUT_F16 || EPI == OUT_WEIGHTED_F16) static_cast<__half*>(p.out)[row * p.ldo + c] = to_half(v);
                         else static_cast<float*>(p.out)[row * p.ldo + c] = v;
                     }
             }

@@ -77,11 +77,12 @@ DLLM_API int dllm_moe_gate_up(void* stream, int type, const void* w, const void*
 
 // part[row * top_k + j][c] = weights[row * top_k + j] * 2^4 * w[expert] act[row * top_k + j].
 // w: n_expert repacked matrices of n rows and inner dimension n_ff; act: half [rows * top_k][n_ff];
-// weights: f32 [rows * top_k]; part: f32 [rows * top_k][n]. Entries of skipped ids are not written.
+// weights: f32 [rows * top_k]; part: [rows * top_k][n], part_type DLLM_MM_F32 or DLLM_MM_F16 (clamped to its range). Entries
+// of skipped ids are not written.
 // overlap: as given to dllm_moe_gate_up; then gate_up_tile and gate_up_k are its tile and k.
 DLLM_API int dllm_moe_down(void* stream, int type, const void* w, const void* act, int32_t* plan, const float* weights,
-                           int rows, int top_k, int n_expert, int n_ff, int n, float* part, int overlap,
-                           int gate_up_tile, int gate_up_k, int tile);
+                           int rows, int top_k, int n_expert, int n_ff, int n, void* part, int part_type,
+                           int overlap, int gate_up_tile, int gate_up_k, int tile);
 
 // out[row][c] = sum over j of part[row * top_k + j][c]; out: f32 [rows][n], n a multiple of 4.
 DLLM_API int dllm_moe_sum(void* stream, const float* part, int rows, int top_k, int n, float* out);

@@ -12,6 +12,10 @@ pub fn emit(vars: &Vars, tree: &Tree, built: &Built) {
     }
     println!("cargo::metadata=dynamic={}", u8::from(vars.dynamic));
     println!("cargo::metadata=patched={}", u8::from(tree.patched));
+    if vars.cuda {
+        println!("cargo::metadata=cuda_architectures={}", vars.cuda_architectures);
+        println!("cargo::metadata=nvcc={}", Vars::nvcc());
+    }
     let kind = if vars.dynamic { "dylib" } else { "static" };
     println!("cargo::rustc-link-lib={kind}=llama");
     println!("cargo::rustc-link-lib={kind}=ggml");

@@ -189,7 +189,7 @@ pub(crate) struct OpKey(*mut c_void);
 impl OpKey {
     /// A node of the graph that owns the op (`ggml_custom_4d`).
     pub fn node<'c>(self, cx: &'c Context, ty: GgmlType, shape: [usize; 4], args: &[Tensor<'c>]) -> Tensor<'c> {
-        assert!(args.len() <= sys::GGML_MAX_SRC as usize, "{} arguments", args.len());
+        assert!(args.len() < sys::GGML_MAX_SRC as usize, "{} arguments", args.len());
         let node = cx.custom_node(ty, shape, args, Some(trampoline), self.0);
         // ggml's CUDA backend replays a captured graph while its nodes look the same. A number of its own keeps a node from
         // looking like a dropped one at the same address.

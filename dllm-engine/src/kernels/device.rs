@@ -93,13 +93,13 @@ device_op! {
 }
 
 device_op! {
-    /// Sources: r, d F32, m F32 in `parts`, post_ffw_norm_1, post_ffw_norm_2, post_ffw_norm, layer scale, next norm.
+    /// Sources: r, d F32, m F16 in `parts`, post_ffw_norm_1, post_ffw_norm_2, post_ffw_norm, layer scale, next norm.
     /// Destination: h F32, at `x` F16.
     NormLayerOut { eps: f32, rows: c_int, hidden: c_int, parts: c_int, x: usize }
     |o, k, s, n| {
         let hidden = i64::from(o.hidden);
         (k.dllm_norm_layer_out)(
-            s, n.src(0), n.src(1), number(GgmlType::F32), n.src(2), number(GgmlType::F32), o.parts,
+            s, n.src(0), n.src(1), number(GgmlType::F32), n.src(2), number(GgmlType::F16), o.parts,
             hidden * i64::from(o.parts), hidden, n.src(3), n.src(4), n.src(5), n.src(6), n.src(6), std::ptr::null(),
             n.src(7), o.eps, n.dst(0), n.dst(o.x), number(GgmlType::F16), o.rows, o.hidden)
     }
@@ -233,6 +233,20 @@ device_op! {
 /// with about 16 rows per expert and loses with 128.
 const OVERLAP_ROWS: c_int = 512;
 
+/// `DLLM_MM_F16`: the experts' results are halves, since writing and reading them costs more than making them exact is worth.
+const HALF_PARTS: c_int = 1;
+
+/// Offsets of the inputs of the feed-forward's parts in the block that `NormAttnOut` makes, in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct BranchInputs {
+    /// Of the dense branch, F16.
+    pub dense: usize,
+    /// Of the experts, F16.
+    pub experts: usize,
+    /// Of the router, F32.
+    pub router: usize,
+}
+
 /// Offsets of `FeedForward`'s results and room, in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct FeedForwardParts {
@@ -249,43 +263,43 @@ pub(crate) struct FeedForwardParts {
     pub plan: usize,
     /// Activations of the chosen experts, F16 [rows][used][width].
     pub act: usize,
-    /// Weighted results of the chosen experts, F32 [rows][used][hidden].
+    /// Weighted results of the chosen experts, F16 [rows][used][hidden].
     pub experts: usize,
 }
 
 device_op! {
     /// The dense branch and the experts, which do not depend on each other, side by side on two streams.
     ///
-    /// Sources: dense branch's input F16, router input F32, router weights F32, experts' input F16, their gate and up
-    /// repacked, their down repacked, the dense branch's gate and up, its down, expert scale where `scaled`. Destination: see
-    /// `FeedForwardParts`.
+    /// Sources: the block of `NormAttnOut`, router weights F32, the experts' gate and up repacked, their down repacked, the
+    /// dense branch's gate and up, its down, expert scale where `scaled`. Destination: see `FeedForwardParts`.
     FeedForward {
         rows: c_int, hidden: c_int, gate_up: Product, down: Product, used: c_int, experts: c_int, width: c_int,
-        gate_up_type: c_int, down_type: c_int, scaled: bool, at: FeedForwardParts
+        gate_up_type: c_int, down_type: c_int, scaled: bool, inputs: BranchInputs, at: FeedForwardParts
     }
     |o, k, s, n| {
         let at = o.at;
+        let input = |offset: usize| n.src(0).cast::<u8>().wrapping_add(offset).cast::<c_void>();
         let mut side = std::ptr::null_mut();
         ok!((k.dllm_fork)(s, &mut side));
         let (both, act, scratch) = (n.dst(at.dense_both), n.dst(at.dense_act), n.dst(at.gemm_scratch));
-        let (gate_up, down) = (6, 6 + o.gate_up.parts.len());
-        ok!(o.gate_up.enqueue(k, side, n, gate_up, n.src(0), o.rows, both, scratch));
+        let (gate_up, down) = (4, 4 + o.gate_up.parts.len());
+        ok!(o.gate_up.enqueue(k, side, n, gate_up, input(o.inputs.dense), o.rows, both, scratch));
         ok!((k.dllm_geglu)(side, both, o.rows, o.down.k, act));
         ok!(o.down.enqueue(k, side, n, down, act, o.rows, n.dst(at.dense), scratch));
 
         let (ids, weights, plan) = (n.dst(at.ids), n.dst(at.weights), n.dst(at.plan));
         let scale = if o.scaled { n.src(down + o.down.parts.len()) } else { std::ptr::null() };
         ok!((k.dllm_router)(
-            s, n.src(1), n.src(2), scale, o.rows, o.experts, o.hidden, o.used, ids, weights, std::ptr::null_mut(),
+            s, input(o.inputs.router), n.src(1), scale, o.rows, o.experts, o.hidden, o.used, ids, weights, std::ptr::null_mut(),
             n.dst(at.router_scratch)));
         ok!((k.dllm_moe_route)(s, ids, o.rows * o.used, o.experts, plan));
         let overlap = c_int::from(o.rows <= OVERLAP_ROWS);
         ok!((k.dllm_moe_gate_up)(
-            s, o.gate_up_type, n.src(4), n.src(3), i64::from(o.hidden), plan, o.rows, o.used, o.experts, o.hidden, o.width,
+            s, o.gate_up_type, n.src(2), input(o.inputs.experts), i64::from(o.hidden), plan, o.rows, o.used, o.experts, o.hidden, o.width,
             n.dst(at.act), overlap, 0));
         ok!((k.dllm_moe_down)(
-            s, o.down_type, n.src(5), n.dst(at.act), plan, weights, o.rows, o.used, o.experts, o.width, o.hidden,
-            n.dst(at.experts), overlap, 0, o.hidden, 0));
+            s, o.down_type, n.src(3), n.dst(at.act), plan, weights, o.rows, o.used, o.experts, o.width, o.hidden,
+            n.dst(at.experts), HALF_PARTS, overlap, 0, o.hidden, 0));
         (k.dllm_join)(s, side)
     }
 }

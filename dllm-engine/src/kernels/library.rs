@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use crate::error::{Error, Result};
 
 /// `DLLM_ABI` of library.h.
-const ABI: c_int = 2;
+const ABI: c_int = 3;
 
 /// A CUDA stream.
 pub(crate) type Stream = *mut c_void;
@@ -72,8 +72,8 @@ kernels! {
     fn dllm_moe_gate_up(stream: Stream, ty: c_int, w: In, x: In, ldx: i64, plan: Out, rows: c_int, top_k: c_int,
                         n_expert: c_int, k: c_int, n_ff: c_int, act: Out, overlap: c_int, tile: c_int) -> c_int;
     fn dllm_moe_down(stream: Stream, ty: c_int, w: In, act: In, plan: Out, weights: In, rows: c_int, top_k: c_int,
-                     n_expert: c_int, n_ff: c_int, n: c_int, part: Out, overlap: c_int, gate_up_tile: c_int,
-                     gate_up_k: c_int, tile: c_int) -> c_int;
+                     n_expert: c_int, n_ff: c_int, n: c_int, part: Out, part_type: c_int, overlap: c_int,
+                     gate_up_tile: c_int, gate_up_k: c_int, tile: c_int) -> c_int;
     fn dllm_rms_norm(stream: Stream, x: In, x_type: c_int, weight: In, pre_scale: f32, eps: f32, out: Out,
                      out_type: c_int, rows: c_int, hidden: c_int) -> c_int;
     fn dllm_norm_input(stream: Stream, e: In, e_scale: f32, sc: In, sc_flag: In, causal: In, attn_norm: In, eps: f32,

@@ -32,16 +32,12 @@ impl Sections {
     }
 }
 
-/// What the attention block leaves for the two branches of the feed-forward.
+/// What the attention block leaves for the two branches of the feed-forward, in one block of bytes.
 pub(crate) struct Branches<'c> {
+    block: Tensor<'c>,
     /// Residual, F32 [H, rows].
     pub residual: Tensor<'c>,
-    /// Input of the dense branch, F16 [H, rows].
-    pub dense: Tensor<'c>,
-    /// Input of the experts, F16 [H, rows].
-    pub experts: Tensor<'c>,
-    /// Input of the router, F32 [H, rows].
-    pub router: Tensor<'c>,
+    inputs: op::BranchInputs,
 }
 
 /// A pass under construction on a CUDA device.
@@ -269,14 +265,13 @@ impl<'p, 'c> DevicePass<'p, 'c> {
         ];
         let block = self.block(op, &sections, &args);
         Branches {
+            block,
             residual: self.part(block, GgmlType::F32, self.hidden, 0),
-            dense: self.part(block, GgmlType::F16, self.hidden, x),
-            experts: self.part(block, GgmlType::F16, self.hidden, y),
-            router: self.part(block, GgmlType::F32, self.hidden, z),
+            inputs: op::BranchInputs { dense: x, experts: y, router: z },
         }
     }
 
-    /// The dense branch, F32 [H, rows], and the chosen experts' results times their weights, not summed yet, F32
+    /// The dense branch, F32 [H, rows], and the chosen experts' results times their weights, not summed yet, F16
     /// [H, used, rows].
     pub fn feed_forward(&self, e: &Experts, branches: &Branches<'c>) -> (Tensor<'c>, Tensor<'c>) {
         let pass = self.pass;
@@ -301,7 +296,7 @@ impl<'p, 'c> DevicePass<'p, 'c> {
             router_scratch: sections.add(self.kernels.router_scratch(pass.rows(), e.count, self.hidden)),
             plan: sections.add(self.kernels.plan_bytes(e.used * pass.rows(), e.count)),
             act: sections.add(self.bytes(f16, width) * e.used),
-            experts: sections.add(self.bytes(f32, self.hidden) * e.used),
+            experts: sections.add(self.bytes(f16, self.hidden) * e.used),
         };
         let op = op::FeedForward {
             kernels: self.kernels,
@@ -315,16 +310,19 @@ impl<'p, 'c> DevicePass<'p, 'c> {
             gate_up: dense_gate_up,
             down: dense_down,
             scaled: scale.is_some(),
+            inputs: branches.inputs,
             at,
         };
-        let first =
-            [branches.dense, branches.router, self.layer_weight(e.layer, "ffn_gate_inp.weight"), branches.experts];
         let matrices = [gate_up_matrices, down_matrices, dense_gate_up_matrices, dense_down_matrices];
-        let args: Vec<_> = first.into_iter().chain(matrices.into_iter().flatten()).chain(scale).collect();
+        let args: Vec<_> = [branches.block, self.layer_weight(e.layer, "ffn_gate_inp.weight")]
+            .into_iter()
+            .chain(matrices.into_iter().flatten())
+            .chain(scale)
+            .collect();
         let block = self.block(op, &sections, &args);
         pass.tap(&format!("route.{}", e.layer), self.part(block, GgmlType::I32, e.used, at.ids));
         pass.tap(&format!("route_weight.{}", e.layer), self.part(block, f32, e.used, at.weights));
-        let experts = self.cx().part(block, f32, [self.hidden, e.used, pass.rows(), 1], at.experts);
+        let experts = self.cx().part(block, f16, [self.hidden, e.used, pass.rows(), 1], at.experts);
         (self.part(block, f32, self.hidden, at.dense), experts)
     }
 
