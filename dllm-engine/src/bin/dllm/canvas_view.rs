@@ -12,7 +12,7 @@ use dllm_engine::vocab::Vocab;
 use unicode_width::UnicodeWidthChar;
 
 use super::output;
-use super::signal::Still;
+use super::signal::{Still, resumed};
 
 /// Time between two pictures: more often, nobody sees it.
 const FRAME: Duration = Duration::from_millis(33);
@@ -109,6 +109,7 @@ impl CanvasView {
 
     fn draw(&mut self, page: Page) -> io::Result<()> {
         let lines = page.lines();
+        self.forget_if_resumed();
         let mut frame = self.erasure();
         for (i, line) in lines.iter().enumerate() {
             frame += if i > 0 { "\r\n" } else { "" };
@@ -119,7 +120,15 @@ impl CanvasView {
         put(&format!("\x1b[?2026h{frame}\x1b[?2026l"))
     }
 
+    /// After a stop the shell's words stand below the picture: it is left to them.
+    fn forget_if_resumed(&mut self) {
+        if resumed() {
+            self.drawn.clear();
+        }
+    }
+
     fn erase(&mut self) -> io::Result<()> {
+        self.forget_if_resumed();
         let codes = self.erasure();
         self.drawn.clear();
         put(&codes)

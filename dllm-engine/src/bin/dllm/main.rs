@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Cli, Command};
+use output::Outcome;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -33,5 +34,12 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Parity(args) => parity::run(&args),
     };
-    result.map_or_else(|failure| failure.report(), ExitCode::from)
+    match result {
+        Ok(outcome) => outcome.into(),
+        Err(failure) => {
+            let code = failure.report();
+            // Someone asked for the end, or closed the terminal: what then cannot be written any more follows from that.
+            if signal::was_requested() { Outcome::Interrupted.into() } else { code }
+        }
+    }
 }
