@@ -118,6 +118,28 @@ impl ChatTemplate {
         Ok(marks.take(&self.run(messages, &quoted, thinking)?))
     }
 
+    /// As [`Self::render`], for a template that has to show the model what was said last.
+    ///
+    /// # Errors
+    /// As [`Self::render`]; [`Error::Template`] for one whose text does not depend on the last message.
+    pub fn render_for_answer(&self, messages: &[Message], thinking: bool) -> Result<Rendered> {
+        let rendered = self.render(messages, thinking)?;
+        let Some((last, before)) = messages.split_last() else { return Ok(rendered) };
+        if rendered.text.contains(last.content.trim()) {
+            return Ok(rendered);
+        }
+        // It may have changed the text; then it changes another text to something else.
+        let other = Message { role: last.role, content: "0".repeat(last.content.len() % 7 + 8) };
+        let all: Vec<Message> = before.iter().cloned().chain([other]).collect();
+        match self.render(&all, thinking) {
+            Ok(other) if other.text == rendered.text => {
+                let why = "it leaves the last message out: get a file with an intact template, or give the prompt as raw text";
+                Err(Error::Template(why.into()))
+            }
+            _ => Ok(rendered),
+        }
+    }
+
     fn run<S: AsRef<str>>(&self, messages: &[Message], contents: &[S], thinking: bool) -> Result<String> {
         let messages: Vec<Value> = messages
             .iter()

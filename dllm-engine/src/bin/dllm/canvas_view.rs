@@ -243,8 +243,9 @@ impl Page {
             '\t' => return (0..4).for_each(|_| self.char(' ', style)),
             _ => {}
         }
-        // Control characters have no width, and would act on the terminal. What is too wide for any line cannot be shown.
+        // What acts on the terminal must not reach it. What is too wide for any line cannot be shown.
         let (c, width) = match c.width() {
+            _ if output::acts(c) => (HIDDEN, 1),
             None => (HIDDEN, 1),
             Some(width) if width > self.columns => (HIDDEN, 1),
             Some(width) => (c, width),
@@ -345,6 +346,9 @@ mod tests {
         let mut page = Page::sized(80, 3);
         page.text("a\x1b[2Jb\r\x07", Style::Plain);
         assert_eq!(plain(page), [format!("a{HIDDEN}[2Jb{HIDDEN}{HIDDEN}")]);
+        let mut page = Page::sized(80, 3);
+        page.text("a\u{202e}b\u{200b}", Style::Plain);
+        assert_eq!(plain(page), [format!("a{HIDDEN}b{HIDDEN}")]);
     }
 
     #[test]

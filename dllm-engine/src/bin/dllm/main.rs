@@ -11,16 +11,21 @@ mod parity;
 mod plan;
 mod signal;
 mod tokenize;
+mod usage;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use args::{Cli, Command};
-use output::Outcome;
+use output::{Failure, Outcome};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(error) => return usage::refuse(error, &arguments).map_or_else(Failure::report, ExitCode::from),
+    };
     // A conversation does so itself, in its own time.
     if !matches!(cli.command, Command::Chat(_)) {
         signal::install();
