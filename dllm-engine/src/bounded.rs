@@ -19,8 +19,8 @@ use minijinja::value::{Rest, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
 
 /// Bytes that one rendering may make.
-pub const BUDGET: usize = 512 << 20;
-/// What a list or map costs besides its elements: no more than 32768 can be made, so none is nested deeper.
+pub const BUDGET: usize = 256 << 20;
+/// What a list or map costs besides its elements: no more than 16384 can be made, so none is nested deeper.
 const CONTAINER: usize = 16 << 10;
 /// What an element costs.
 const ELEMENT: usize = 40;

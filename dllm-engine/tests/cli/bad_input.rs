@@ -77,6 +77,7 @@ fn a_huge_number_of_tokens_is_no_more_than_the_context_holds() {
 fn prompts_that_say_nothing() {
     refused(&["generate", ""], &["bad prompt", "empty"]);
     refused(&["generate", "--raw", ""], &["bad prompt", "empty"]);
+    refused(&["bench", "--prompt", "   "], &["bad prompt", "blanks"]);
     refused(&["generate", "--raw", " \t"], &["bad prompt", "blanks"]);
     refused(&["generate", "--system", "Be brief.", " "], &["bad prompt", "blanks"]);
     refused(&["bench", "--prompt", " "], &["bad prompt", "blanks"]);
