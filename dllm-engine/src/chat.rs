@@ -25,9 +25,10 @@ use std::collections::HashSet;
 use std::io::{self, Write};
 
 use aho_corasick::AhoCorasick;
-use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::value::{Kwargs, Value};
 use minijinja::{AutoEscape, Environment, ErrorKind, context};
 
+use crate::bounded::{self, Charged};
 use crate::error::{Error, Result};
 use crate::params::{Message, Role};
 use crate::vocab::{MAX_TEXT, Vocab};
@@ -57,10 +58,11 @@ impl Rendered {
     }
 }
 
-/// A compiled chat template.
+/// A chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
+    source: String,
     bos: String,
     eos: String,
     /// First and last characters of the special tokens.
@@ -75,15 +77,21 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::Template`] with the line and the reason.
     pub fn new(source: &str, vocab: &Vocab) -> Result<Self> {
-        let mut env = environment();
-        env.add_template_owned(NAME, source.to_owned()).map_err(|e| template_error(&e))?;
+        bounded::check(NAME, source)?;
         let texts: Vec<&str> = vocab.markers().collect();
         let mut edges: Vec<char> = texts.iter().flat_map(|t| [t.chars().next(), t.chars().last()]).flatten().collect();
         edges.sort_unstable();
         edges.dedup();
         let markers = AhoCorasick::new(&texts).map_err(|e| Error::Template(format!("too many special tokens: {e}")))?;
         let text = |id: Option<u32>| id.map_or_else(String::new, |id| vocab.text(id).to_owned());
-        Ok(Self { env, bos: text(vocab.bos()), eos: text(vocab.eos()), edges, markers })
+        Ok(Self {
+            env: environment(),
+            source: source.to_owned(),
+            bos: text(vocab.bos()),
+            eos: text(vocab.eos()),
+            edges,
+            markers,
+        })
     }
 
     /// Renders a conversation up to the point where the model's next turn begins. `thinking` is what the template sees as
@@ -110,6 +118,28 @@ impl ChatTemplate {
         Ok(marks.take(&self.run(messages, &quoted, thinking)?))
     }
 
+    /// As [`Self::render`], for a template that has to show the model what was said last.
+    ///
+    /// # Errors
+    /// As [`Self::render`]; [`Error::Template`] for one whose text does not depend on the last message.
+    pub fn render_for_answer(&self, messages: &[Message], thinking: bool) -> Result<Rendered> {
+        let rendered = self.render(messages, thinking)?;
+        let Some((last, before)) = messages.split_last() else { return Ok(rendered) };
+        if rendered.text.contains(last.content.trim()) {
+            return Ok(rendered);
+        }
+        // It may have changed the text; then it changes another text to something else.
+        let other = Message { role: last.role, content: "0".repeat(last.content.len() % 7 + 8) };
+        let all: Vec<Message> = before.iter().cloned().chain([other]).collect();
+        match self.render(&all, thinking) {
+            Ok(other) if other.text == rendered.text => {
+                let why = "it leaves the last message out: get a file with an intact template, or give the prompt as raw text";
+                Err(Error::Template(why.into()))
+            }
+            _ => Ok(rendered),
+        }
+    }
+
     fn run<S: AsRef<str>>(&self, messages: &[Message], contents: &[S], thinking: bool) -> Result<String> {
         let messages: Vec<Value> = messages
             .iter()
@@ -121,10 +151,11 @@ impl ChatTemplate {
             messages, add_generation_prompt => true, enable_thinking => thinking,
             bos_token => self.bos, eos_token => self.eos, tools => none, documents => none,
         };
-        let mut out = Bounded(Vec::new());
-        let template = self.env.get_template(NAME).map_err(|e| template_error(&e))?;
-        template.render_captured_to(variables, &mut out).map_err(|e| template_error(&e))?;
-        String::from_utf8(out.0).map_err(|e| Error::Template(e.to_string()))
+        let text = bounded::render(&self.env, NAME, &self.source, &variables)?;
+        match text.len() {
+            0..=MAX_TEXT => Ok(text),
+            _ => Err(Error::Template(format!("its text is longer than {MAX_TEXT} bytes: shorten the messages"))),
+        }
     }
 }
 
@@ -139,16 +170,8 @@ fn role_name(role: Role) -> &'static str {
 /// The dialect of Hugging Face's `apply_chat_template`. There is no loader, so a template can read no file.
 fn environment() -> Environment<'static> {
     let mut env = Environment::new();
-    env.set_trim_blocks(true);
-    env.set_lstrip_blocks(true);
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    env.set_formatter(|out, state, value| match value.kind() {
-        // As Python writes them.
-        ValueKind::Bool => Ok(out.write_str(if value.is_true() { "True" } else { "False" })?),
-        ValueKind::None => Ok(out.write_str("None")?),
-        _ => minijinja::escape_formatter(out, state, value),
-    });
+    bounded::install(&mut env);
     env.set_fuel(Some(FUEL));
     env.add_function("raise_exception", |why: String| -> Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, why))
@@ -159,36 +182,6 @@ fn environment() -> Environment<'static> {
     });
     env.add_filter("tojson", to_json);
     env
-}
-
-fn template_error(error: &minijinja::Error) -> Error {
-    let why = match (error.kind(), error.detail()) {
-        (ErrorKind::OutOfFuel, _) => "it does not come to an end".to_owned(),
-        (ErrorKind::WriteFailure, _) => format!("its text is longer than {MAX_TEXT} bytes"),
-        (_, Some(detail)) => detail.to_owned(),
-        (kind, None) => kind.to_string(),
-    };
-    Error::Template(match error.line() {
-        Some(line) => format!("{why} (line {line} of the template)"),
-        None => why,
-    })
-}
-
-/// The output of a template, bounded: a loop can multiply a long message beyond all memory.
-struct Bounded(Vec<u8>);
-
-impl Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len().saturating_add(bytes.len()) > MAX_TEXT {
-            return Err(io::Error::other("too long"));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Which character stands for which while a template runs.
@@ -245,7 +238,10 @@ fn is_private(c: char) -> bool {
 
 /// `tojson` as Hugging Face defines it: Python's `json.dumps` without escapes for HTML or for letters beyond ASCII.
 fn to_json(value: &Value, options: Kwargs) -> Result<Value, minijinja::Error> {
-    let failed = |e: serde_json::Error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}"));
+    let failed = |e: serde_json::Error| match e.is_io() {
+        true => ErrorKind::WriteFailure.into(),
+        false => minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}")),
+    };
     let indent: Option<usize> = options.get("indent")?;
     let mut out = Vec::new();
     match indent {
@@ -260,7 +256,7 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, minijinja::Error> {
 }
 
 fn write_json(value: &Value, out: &mut Vec<u8>, format: impl serde_json::ser::Formatter) -> serde_json::Result<()> {
-    serde::Serialize::serialize(value, &mut serde_json::Serializer::with_formatter(out, format))
+    serde::Serialize::serialize(value, &mut serde_json::Serializer::with_formatter(Charged(out), format))
 }
 
 /// One line, with a blank after commas and colons.

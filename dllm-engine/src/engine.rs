@@ -64,6 +64,7 @@ pub struct ModelInfo {
 /// What a receipt says of a request besides its cost.
 struct Ticket {
     seed: u64,
+    candidate: u64,
     sampler: &'static str,
     max_steps: u32,
 }
@@ -304,11 +305,12 @@ impl Engine {
         let seed = request.seed.unwrap_or_else(drawn_seed);
         let settler = Settler::new(Arc::clone(self.vocab()), &prompt, &request.stop, request.max_tokens)?;
         let sampler = (request.sampler.unwrap_or(self.sampler).make)(&settings);
-        let ticket = Ticket { seed, sampler: sampler.name(), max_steps: settings.max_steps };
+        let candidate = request.candidate;
+        let ticket = Ticket { seed, candidate, sampler: sampler.name(), max_steps: settings.max_steps };
         let work = Work {
             prompt,
             max_tokens: request.max_tokens,
-            noise: self.noise(seed, request.candidate),
+            noise: self.noise(seed, candidate),
             settings,
             sampler,
             text: Box::new(settler),
@@ -335,6 +337,7 @@ impl Engine {
             quantization: self.info.quantization.clone(),
             device: self.info.device.clone(),
             seed: ticket.seed,
+            candidate: ticket.candidate,
             level: self.info.level,
             kv: self.info.kv,
             dense: self.info.memory.dense,

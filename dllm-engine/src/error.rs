@@ -59,7 +59,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// It would not fit. Free memory, take a smaller context, fewer lanes, or a smaller file.
-    #[error("{what} needs {} but {device} has {} free: take a smaller context, fewer lanes or a smaller quantization", gib(*needed), gib(*free))]
+    #[error("{what} needs {}, but {}: take a smaller context, fewer lanes or a smaller quantization", gib(*needed), shortage(*needed, *free, device))]
     OutOfMemory {
         /// What was to be allocated.
         what: String,
@@ -122,6 +122,14 @@ impl Error {
     }
 }
 
+/// Why memory was refused. The system may refuse what the device seems to have: then something limits this process.
+fn shortage(needed: u64, free: u64, device: &str) -> String {
+    match needed > free {
+        true => format!("{device} has {} free", gib(free)),
+        false => format!("the system refuses it, although {device} has {} free: raise this process's limit", gib(free)),
+    }
+}
+
 /// Bytes for people: `3.25 GiB`, `12.0 MiB`.
 pub(crate) fn gib(bytes: u64) -> String {
     let b = bytes as f64;
@@ -129,5 +137,19 @@ pub(crate) fn gib(bytes: u64) -> String {
         0..0x10_0000 => format!("{:.1} KiB", b / 1024.0),
         0x10_0000..0x4000_0000 => format!("{:.1} MiB", b / 1048576.0),
         _ => format!("{:.2} GiB", b / 1073741824.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn issue_2_memory_that_was_refused_is_not_called_missing() {
+        let error = |free| Error::OutOfMemory { what: "the cache".into(), needed: 3 << 30, free, device: "CPU".into() };
+        let missing = error(1 << 30).to_string();
+        assert!(missing.starts_with("the cache needs 3.00 GiB, but CPU has 1.00 GiB free: take"), "{missing}");
+        let limited = error(8 << 30).to_string();
+        assert!(limited.contains("the system refuses it, although CPU has 8.00 GiB free: raise"), "{limited}");
     }
 }

@@ -1,5 +1,6 @@
 //! Runs diffusion language models in process, on ggml.
 
+mod bounded;
 pub mod chat;
 pub mod denoise;
 mod embedded;

@@ -20,7 +20,7 @@ pub fn encode(prompt: &Prompt, vocab: &Vocab, template: Option<&ChatTemplate>, t
             let template = template.ok_or_else(|| {
                 Error::Template("this model has none, so it takes no messages: give it the prompt as raw text".into())
             })?;
-            Ok(with_bos(template.render(messages, thinking)?.tokenize(vocab)?, vocab))
+            Ok(with_bos(template.render_for_answer(messages, thinking)?.tokenize(vocab)?, vocab))
         }
         Prompt::Raw(text) => Ok(with_bos(vocab.tokenize(text, true)?, vocab)),
         Prompt::Tokens(ids) => check_ids(ids, vocab).map(|()| ids.clone()),

@@ -16,8 +16,10 @@ pub struct Receipt {
     pub quantization: String,
     /// Device that computed (`CPU`, `CUDA0`).
     pub device: String,
-    /// The seed, given or drawn: it reproduces the result.
+    /// The seed, given or drawn: with the candidate's number it reproduces the result.
     pub seed: u64,
+    /// Which of several candidates with this seed it is.
+    pub candidate: u64,
     /// Exactness that ran.
     pub level: Level,
     /// Storage of keys and values that ran.

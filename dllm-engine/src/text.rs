@@ -37,10 +37,9 @@ pub struct Settler {
 
 impl Settle for Settler {
     fn settle(&mut self, tokens: &[u32], last: bool, text: &mut String) -> Option<usize> {
-        let before = self.tokens.len();
         text.push_str(self.push(tokens));
         if self.finished == Some(FinishReason::Stop) {
-            return Some(self.tokens.len() - before);
+            return Some(self.tokens.len());
         }
         if last {
             // The loop knows why the answer ends; it only matters here that it does.

@@ -179,7 +179,10 @@ impl Vocab {
     fn finish(path: &Path, file: &VocabFile, dialect: &Dialect, kinds: Vec<TokenKind>, raw: RawVocab) -> Result<Self> {
         let add_bos = raw.add_bos();
         if add_bos && file.bos_token_id.is_none() {
-            return Err(Error::file(path, "tokenizer.ggml.bos_token_id is missing, but every text starts with it"));
+            return Err(Error::file(
+                path,
+                "tokenizer.ggml.bos_token_id is missing, but every text starts with it: get an intact file",
+            ));
         }
         let ids = 0..file.tokens.len() as u32;
         let text = |id: u32| file.tokens.get(id as usize).copied().unwrap_or_default();
@@ -447,10 +450,16 @@ fn byte_of(text: &str) -> Option<u8> {
 }
 
 fn check_merges(merges: &[&str]) -> Result<(), String> {
+    if merges.is_empty() {
+        // Every text would fall apart into characters, which no model was trained on.
+        return Err("tokenizer.ggml.merges is missing or empty".into());
+    }
     for (i, merge) in merges.iter().enumerate() {
         // The first text may itself start with a blank, hence the second character.
-        let blank = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
-        if merge.contains('\0') || blank.is_none_or(|at| at + 1 == merge.len()) {
+        let parts = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| merge.split_at(at));
+        // The second may be a blank, but not contain one.
+        let whole = |second: &str| second == " " || !second.is_empty() && !second.contains(' ');
+        if merge.contains('\0') || !parts.is_some_and(|(_, rest)| whole(&rest[1..])) {
             return Err(format!("merge {i} is {merge:?} instead of two texts with a blank between"));
         }
     }

@@ -111,6 +111,47 @@ fn issue_2_a_matrix_of_integers_is_refused_not_computed() {
 }
 
 #[test]
+fn issue_2_a_type_that_only_ggml_makes_is_named() {
+    let error = refusal(|b| {
+        let at = dims_at(b, "blk.0.ffn_up.weight") + 4 + 16;
+        b[at..at + 4].copy_from_slice(&9_u32.to_le_bytes()); // Q8_1, fewer bytes
+    });
+    assert_says(&error, &["blk.0.ffn_up.weight is Q8_1", "get an intact file"]);
+}
+
+/// Overwrites the four bytes of a key's value.
+fn set(bytes: &mut [u8], key: &str, value: [u8; 4]) {
+    // The type (u32 or f32) follows, which longer keys with this beginning do not have there.
+    let typed = |ty: u8| [key.as_bytes(), &[ty, 0, 0, 0]].concat();
+    let place = |text: &[u8]| bytes.windows(text.len()).position(|w| w == text);
+    let at = place(&typed(4)).or(place(&typed(6))).unwrap_or_else(|| panic!("no {key}")) + key.len() + 4;
+    bytes[at..at + 4].copy_from_slice(&value);
+}
+
+#[test]
+fn issue_2_a_files_bad_setting_names_file_and_key() {
+    let whole = |n: u32| n.to_le_bytes();
+    let real = |x: f32| x.to_le_bytes();
+    for (key, value, words) in [
+        ("diffusion.eb_max_steps", whole(0), "is not in 1..=4096"),
+        ("diffusion.eb_t_min", real(-1.0), "is not above 0"),
+        ("diffusion.eb_t_max", real(0.1), "from t_min up"),
+        ("diffusion.eb_entropy_bound", real(-2.0), "0 or more"),
+        ("diffusion.canvas_length", whole(65536), "holds no prompt and a canvas of 65536"),
+        ("diffusion-gemma.context_length", whole(8), "holds no prompt and a canvas of 8"),
+        ("diffusion-gemma.final_logit_softcapping", real(-1.0), "is -1: it must be above 0"),
+        ("diffusion-gemma.embedding_length", whole(0), "is 0, not in 1..="),
+        ("diffusion-gemma.attention.sliding_window", whole(0), "is 0"),
+        ("diffusion-gemma.attention.layer_norm_rms_epsilon", real(2.0), "not between 0 and 1"),
+    ] {
+        let error = refusal(|b| set(b, key, value));
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+        let named = if key == "diffusion.canvas_length" { "diffusion-gemma.context_length" } else { key };
+        assert_says(&error, &["Umlaut", named, words, "get an intact file or another model"]);
+    }
+}
+
+#[test]
 fn issue_2_rope_dimensions_beyond_the_head_are_refused() {
     for bad in [0_u32, 31, 4096] {
         let error = refusal(|b| {

@@ -202,19 +202,20 @@ fn work_that_cannot_be_done_is_refused() {
     assert!(by_name("nonsense").unwrap_err().to_string().contains("entropy-bound"));
 }
 
-/// Text that stops at a token, and holds the last token back.
-struct StopAt(u32, Option<u32>);
+/// Text that stops at a token, and holds the last token back; the third number counts tokens.
+struct StopAt(u32, Option<u32>, usize);
 
 impl Settle for StopAt {
     fn settle(&mut self, tokens: &[u32], last: bool, text: &mut String) -> Option<usize> {
-        for (i, token) in tokens.iter().enumerate() {
+        for token in tokens {
             if let Some(held) = self.1.take() {
                 text.push_str(&format!("{held} "));
             }
             if *token == self.0 {
-                return Some(i);
+                return Some(self.2);
             }
             self.1 = Some(*token);
+            self.2 += 1;
         }
         if last && let Some(held) = self.1.take() {
             text.push_str(&format!("{held} "));
@@ -238,7 +239,7 @@ fn stop_texts_end_the_answer_and_text_comes_canvas_by_canvas() {
     let at = all.iter().position(|token| *token == stop).unwrap();
     let mut stopped = work(&[1, 2, 3], 16, 0);
     stopped.eog = [].into();
-    stopped.text = Box::new(StopAt(stop, None));
+    stopped.text = Box::new(StopAt(stop, None, 0));
     let mut heard = String::new();
     let done = lanes(1)
         .generate(stopped, &mut |event| {
@@ -253,11 +254,35 @@ fn stop_texts_end_the_answer_and_text_comes_canvas_by_canvas() {
     assert_eq!((heard, done.reasoning.as_deref()), (done.text, Some("thought")));
 }
 
+/// Keeps a number of tokens that was reached before the last canvas.
+struct TakesBack(usize);
+
+impl Settle for TakesBack {
+    fn settle(&mut self, tokens: &[u32], _: bool, _: &mut String) -> Option<usize> {
+        let kept = self.0;
+        self.0 = 3;
+        (kept == 3 && !tokens.is_empty()).then_some(3)
+    }
+}
+
+#[test]
+fn issue_2_a_stop_text_may_take_tokens_of_an_earlier_canvas_back() {
+    let request = |text: Box<dyn Settle>| {
+        let mut request = work(&[1, 2, 3], 40, 0);
+        (request.eog, request.text) = ([].into(), text);
+        alone(request)
+    };
+    let all = request(Box::new(StopAt(u32::MAX, None, 0))).tokens;
+    let stopped = request(Box::new(TakesBack(0)));
+    assert_eq!((&stopped.tokens[..], stopped.finish_reason), (&all[..3], FinishReason::Stop));
+    assert_eq!(stopped.cost.steps_per_canvas.len(), 2, "the canvas that completed the stop text was made");
+}
+
 #[test]
 fn held_back_text_comes_with_a_cancel() {
     let mut cancelled = work(&[1, 2, 3], 40, 0);
     cancelled.eog = [].into();
-    cancelled.text = Box::new(StopAt(u32::MAX, None));
+    cancelled.text = Box::new(StopAt(u32::MAX, None, 0));
     let cancel = |event: Event<'_>| if let Event::Canvas { .. } = event { Control::Cancel } else { Control::Continue };
     let done = lanes(1).generate(cancelled, &mut { cancel }).unwrap();
     assert_eq!(done.finish_reason, FinishReason::Cancelled);

@@ -261,6 +261,33 @@ fn nan_and_infinite_weights() {
 }
 
 #[test]
+fn issue_2_a_type_that_cannot_be_read_is_not_called_nan() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("types.gguf");
+    let file = GgufFile::new().tensor("a", &[32], 9, &[0; 36]).tensor("b", &[4], 26, &[0; 16]);
+    fs::write(&path, file.bytes()).expect("write");
+    let gguf = Gguf::open(&path).expect("the header is good");
+    for (name, ty) in [("a", "Q8_1"), ("b", "I32")] {
+        let error = gguf.check_finite(gguf.tensor(name).expect("a tensor")).expect_err("accepted");
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+        assert!(error.to_string().contains(&format!("tensor {name:?} is {ty}")), "{error}");
+    }
+}
+
+#[test]
+fn issue_2_the_last_value_of_a_long_tensor_is_looked_at() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("long.gguf");
+    let mut values = vec![1.0; 3 * 256 + 5];
+    *values.last_mut().expect("values") = f32::NEG_INFINITY;
+    let file = GgufFile::new().tensor("long", &[values.len() as u64], 0, &floats(&values));
+    fs::write(&path, file.bytes()).expect("write");
+    let gguf = Gguf::open(&path).expect("the header is good");
+    let message = gguf.check_finite(gguf.tensor("long").expect("a tensor")).expect_err("accepted").to_string();
+    assert!(message.contains("tensor \"long\" (F32") && message.contains("NaN or infinite"), "{message}");
+}
+
+#[test]
 fn a_file_replaced_by_another_is_read_on() {
     let dir = tempfile::tempdir().expect("a folder");
     let (path, other) = (dir.path().join("m.gguf"), dir.path().join("new.gguf"));

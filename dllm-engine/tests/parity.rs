@@ -90,6 +90,13 @@ fn small_where_it_is_there() {
 }
 
 #[test]
+fn issue_2_small_at_level_fused_where_it_is_there() {
+    if let Some(dir) = beside("small") {
+        covers(&run(&dir, Level::Fused, None), &["teacher-forced"]);
+    }
+}
+
+#[test]
 fn bf16_where_it_is_there() {
     if let Some(dir) = beside("nano") {
         run(&dir, Level::Reference, Some("model-bf16.gguf"));

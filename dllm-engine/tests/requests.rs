@@ -140,6 +140,27 @@ fn stop_texts_length_and_cancel_end_an_answer() {
 }
 
 #[test]
+fn issue_2_a_stop_text_over_two_canvases_ends_the_answer_where_it_begins() {
+    let mut e = engine(1);
+    let whole = ask(&mut e, &Request::new("Count from 3 to 40.").seed(7)).unwrap();
+    let canvas = e.info().canvas;
+    let first = e.vocab().detokenize(&whole.tokens[..canvas], false);
+    assert!(whole.tokens.len() > canvas && whole.text.starts_with(&first), "{whole:?}");
+    // Bytes before the seam and behind it.
+    for (before, behind) in [(3, 3), (2, 6), (9, 4), (40, 2)] {
+        let (begin, end) = (first.len() - before, first.len() + behind);
+        let mut request = Request::new("Count from 3 to 40.").seed(7);
+        request.stop = vec![whole.text[begin..end].into()];
+        let answer = ask(&mut e, &request).unwrap();
+        assert_eq!((&answer.text, answer.finish_reason), (&whole.text[..begin].to_owned(), FinishReason::Stop));
+        assert!(whole.tokens.starts_with(&answer.tokens) && answer.tokens.len() <= canvas, "{:?}", answer.tokens);
+        let kept = e.vocab().detokenize(&answer.tokens, false);
+        assert!(kept.starts_with(&answer.text) && kept.len() < end, "{kept:?}");
+        assert_eq!(answer.receipt.tokens, answer.tokens.len());
+    }
+}
+
+#[test]
 fn turns_read_only_what_is_new() {
     let mut e = engine(1);
     let mut chat = e.chat();

@@ -29,8 +29,9 @@ fn main() -> ExitCode {
             1
         }
     };
-    // A pending read of standard input cannot be cancelled, so the runtime would not shut down by itself.
-    std::process::exit(code)
+    // A pending read of standard input cannot be cancelled, so the runtime would not shut down by itself. Exit handlers of
+    // C and C++ must not run: a step that did not end in time still computes.
+    signal_hook::low_level::exit(code)
 }
 
 async fn run(config: Config) -> Result<(), String> {

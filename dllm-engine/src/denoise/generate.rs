@@ -30,7 +30,8 @@ use crate::sampler::Sampler;
 pub trait Settle: Send {
     /// Takes the answer's next tokens (one canvas, cut at end of generation and `max_tokens`) and appends what is settled to
     /// `text`. With `last` nothing follows, so what was held back is settled too. If a stop text ends the answer here,
-    /// returns how many of `tokens` still belong to it; then nothing follows either.
+    /// returns how many tokens the whole answer keeps, which may be fewer than before this canvas: a stop text may begin in
+    /// an earlier one. Then nothing follows either.
     fn settle(&mut self, tokens: &[u32], last: bool, text: &mut String) -> Option<usize>;
 
     /// Thought text so far, if the model thought. Asked for once, at the end.
@@ -229,7 +230,7 @@ impl Run {
         let argmax = self.canvas.argmax();
         let end = argmax.iter().position(|token| self.work.eog.contains(token));
         let left = self.work.max_tokens - self.tokens.len();
-        let mut keep = end.unwrap_or(argmax.len()).min(left);
+        let keep = end.unwrap_or(argmax.len()).min(left);
         // After this canvas is committed the next one needs room behind it.
         let full = self.sequence.len() + 2 * argmax.len() > self.shape.context;
         let mut reason = match end {
@@ -238,11 +239,11 @@ impl Run {
             _ => None,
         };
         let settled = self.text.len();
-        if let Some(n) = self.work.text.settle(&argmax[..keep], reason.is_some(), &mut self.text) {
-            keep = keep.min(n);
+        self.tokens.extend_from_slice(&argmax[..keep]);
+        if let Some(kept) = self.work.text.settle(&argmax[..keep], reason.is_some(), &mut self.text) {
+            self.tokens.truncate(kept);
             reason = Some(FinishReason::Stop);
         }
-        self.tokens.extend_from_slice(&argmax[..keep]);
         if reason.is_none() {
             self.sequence.extend_from_slice(argmax);
         }

@@ -64,8 +64,28 @@ impl DenoiseSettings {
     /// These settings with the given overrides.
     ///
     /// # Errors
-    /// `BadArgument` as `check`.
+    /// `BadArgument` as `check`; one that names an override, never a value that was not given.
     pub fn with(&self, overrides: &DenoiseOverrides) -> Result<Self> {
+        if let (Some(t_min), None) = (overrides.t_min, overrides.t_max)
+            && warm(t_min)
+            && t_min > self.t_max
+        {
+            let why = format!(
+                "{t_min} is above t_max, which is {} where it is not given: lower t_min or give t_max",
+                self.t_max
+            );
+            return Err(Error::argument("t_min", why));
+        }
+        if let (None, Some(t_max)) = (overrides.t_min, overrides.t_max)
+            && warm(t_max)
+            && t_max < self.t_min
+        {
+            let why = format!(
+                "{t_max} is below t_min, which is {} where it is not given: raise t_max or give t_min",
+                self.t_min
+            );
+            return Err(Error::argument("t_max", why));
+        }
         let settings = Self {
             max_steps: overrides.max_steps.unwrap_or(self.max_steps),
             t_min: overrides.t_min.unwrap_or(self.t_min),
@@ -88,7 +108,6 @@ impl DenoiseSettings {
         if !steps.contains(&self.max_steps) {
             return Err(Error::argument("max_steps", format!("{} is not in 1..={}", self.max_steps, Self::MAX_STEPS)));
         }
-        let warm = |t: f32| t > 0.0 && t <= Self::MAX_TEMPERATURE;
         let most = Self::MAX_TEMPERATURE;
         if !warm(self.t_min) {
             return Err(Error::argument("t_min", format!("{} is not above 0 and at most {most}", self.t_min)));
@@ -108,6 +127,11 @@ impl DenoiseSettings {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether it can be a temperature.
+fn warm(t: f32) -> bool {
+    t > 0.0 && t <= DenoiseSettings::MAX_TEMPERATURE
 }
 
 fn not_negative(name: &'static str, nats: f32) -> Result<()> {
@@ -147,8 +171,17 @@ mod tests {
             assert!(limit.contains(&format!("confidence_threshold: {x} ")), "{limit}");
         }
         assert!(refused(DenoiseOverrides { t_min: Some(0.0), ..none() }).contains("t_min: 0 "));
-        assert!(refused(DenoiseOverrides { t_min: Some(0.9), ..none() }).contains("t_max: 0.8 is not in 0.9..=10"));
+        let crossed = DenoiseOverrides { t_min: Some(0.9), t_max: Some(0.8), ..none() };
+        assert!(refused(crossed).contains("t_max: 0.8 is not in 0.9..=10"));
         assert!(refused(DenoiseOverrides { t_max: Some(10.5), ..none() }).contains("t_max: 10.5 "));
         assert!(refused(DenoiseOverrides { stability_threshold: Some(5000), ..none() }).contains("5000"));
+    }
+
+    #[test]
+    fn issue_2_a_setting_that_was_not_given_is_not_blamed() {
+        let hot = refused(DenoiseOverrides { t_min: Some(0.9), ..DenoiseOverrides::default() });
+        assert!(hot.contains("bad t_min: 0.9 is above t_max, which is 0.8"), "{hot}");
+        let cold = refused(DenoiseOverrides { t_max: Some(0.3), ..DenoiseOverrides::default() });
+        assert!(cold.contains("bad t_max: 0.3 is below t_min, which is 0.4"), "{cold}");
     }
 }

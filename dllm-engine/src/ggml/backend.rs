@@ -9,6 +9,9 @@ use llama_sys as sys;
 use crate::error::{Error, Result};
 use crate::ggml::{Graph, Tensor};
 
+/// Most threads that ggml takes.
+pub(crate) const MAX_THREADS: usize = sys::GGML_MAX_N_THREADS as usize;
+
 /// Kind of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceKind {
@@ -176,7 +179,7 @@ impl Backend {
 
     fn start_threads(&mut self, threads: usize) {
         let find = |name: &CStr| self.device.proc_address(name);
-        let count = threads.clamp(1, sys::GGML_MAX_N_THREADS as usize) as i32;
+        let count = threads.clamp(1, MAX_THREADS) as i32;
         if let Some(set) = find(c"ggml_backend_set_n_threads") {
             // SAFETY: the registry promises this signature under this name.
             let set: SetThreads = unsafe { std::mem::transmute(set.as_ptr()) };

@@ -16,7 +16,7 @@ mod tensor;
 pub mod types;
 pub(crate) mod vocab;
 
-pub(crate) use backend::{Backend, Device, DeviceKind, devices};
+pub(crate) use backend::{Backend, Device, DeviceKind, MAX_THREADS, devices};
 pub(crate) use buffer::Buffer;
 pub(crate) use context::{Context, Rope};
 pub(crate) use graph::{Allocator, Graph, NodeOp, OpKey};

@@ -75,16 +75,11 @@ impl GgmlType {
         blocks.checked_mul(self.type_size())
     }
 
-    /// Whether all numbers in `data` (block scales, of quantized types) are finite. Data that is no whole number of blocks
-    /// or does not lie at a multiple of 8 counts as not finite. ggml writes the place to standard error. Wraps
-    /// `ggml_validate_row_data`, which reads all of `data` once.
-    pub fn all_finite(self, data: &[u8]) -> bool {
-        if !(data.len() as u64).is_multiple_of(self.type_size()) || !data.as_ptr().addr().is_multiple_of(8) {
-            return false;
-        }
-        // SAFETY: `data` is readable for its whole length, a whole number of blocks, aligned for the widest element (8
-        // bytes), and only read, on this thread.
-        unsafe { sys::ggml_validate_row_data(self.0 as sys::ggml_type, data.as_ptr().cast(), data.len()) }
+    /// Whether its values can be read as floats: not integers, not F64, and not the types that ggml only makes itself while it
+    /// computes (Q8_1, Q8_K). Wraps `ggml_type_traits.to_float`.
+    pub fn is_readable(self) -> bool {
+        // SAFETY: as in `block_size`; the entry is static.
+        self == Self::F32 || unsafe { &*sys::ggml_get_type_traits(self.0 as sys::ggml_type) }.to_float.is_some()
     }
 }
 
@@ -153,6 +148,12 @@ mod tests {
         for ty in GgmlType::all() {
             assert!(PUBLISHED.iter().any(|(id, ..)| *id == ty.id()), "the table above lacks {ty}");
         }
+    }
+
+    #[test]
+    fn issue_2_types_that_files_do_not_have_are_not_readable() {
+        let unreadable: Vec<_> = GgmlType::all().filter(|ty| !ty.is_readable()).map(GgmlType::name).collect();
+        assert_eq!(unreadable, ["Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"]);
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub use tensor::{GgmlType, TensorInfo};
 pub use value::{Array, Meta, StrArray, Value};
 
 use crate::error::{Error, Result};
+use crate::ggml::dequantize;
 use source::Part;
 
 /// Names of `general.file_type`, by number. Numbers left out are no longer written by any converter.
@@ -179,18 +180,32 @@ impl Gguf {
         self.parts.iter().try_for_each(Part::check_unchanged)
     }
 
-    /// Reads all of a tensor and refuses it where a number (of quantized types, a block's scale) is NaN or infinite.
+    /// Reads all of a tensor and refuses it where a value is NaN or infinite.
     ///
     /// # Errors
-    /// `BadFile` naming the tensor; also as [`Self::data`].
+    /// `BadFile` naming the tensor, `Unsupported` for a type whose values cannot be read as floats; also as [`Self::data`].
     pub fn check_finite(&self, tensor: &TensorInfo) -> Result<()> {
-        if tensor.ty.all_finite(self.data(tensor)?) {
-            return Ok(());
-        }
         let (name, ty, at) = (&tensor.name, tensor.ty, tensor.offset);
-        let why =
-            format!("tensor {name:?} ({ty}, from byte {at}) has a value that is NaN or infinite: get an intact copy");
-        Err(Error::file(self.part(tensor.file)?.path(), why))
+        let path = self.part(tensor.file)?.path();
+        if !ty.is_readable() {
+            let why =
+                format!("tensor {name:?} is {ty}, whose values this engine cannot read: take another quantization");
+            return Err(Error::unsupported(path, why));
+        }
+        // Not ggml_validate_row_data, which writes to standard error what it finds.
+        const BLOCKS: u64 = 256;
+        let piece = usize::try_from(BLOCKS * ty.type_size()).unwrap_or(usize::MAX);
+        let mut values = vec![0.0_f32; (BLOCKS * ty.block_size()) as usize];
+        for bytes in self.data(tensor)?.chunks(piece) {
+            let n = bytes.len() as u64 / ty.type_size() * ty.block_size();
+            let values = &mut values[..n as usize];
+            dequantize(ty, bytes, values)?;
+            if values.iter().any(|x| !x.is_finite()) {
+                let why = "has a value that is NaN or infinite: get an intact copy";
+                return Err(Error::file(path, format!("tensor {name:?} ({ty}, from byte {at}) {why}")));
+            }
+        }
+        Ok(())
     }
 
     /// The type that most bytes of the weights have; `None` without tensors.

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::family::Family;
-use crate::ggml::{Device, DeviceKind, GgmlType, devices};
+use crate::ggml::{Device, DeviceKind, GgmlType, MAX_THREADS, devices};
 use crate::kernels::library::Kernels;
 use crate::model::Shape;
 use crate::model::cache::{Cache, CacheSize};
@@ -179,9 +179,9 @@ pub(crate) fn device_kind(name: Option<&str>) -> Result<DeviceKind> {
     choose_device(name).map(Device::kind)
 }
 
-/// What this process may use (affinity, quota), not what the machine has.
+/// What this process may use (affinity, quota), not what the machine has; no more than ggml takes.
 fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get())
+    std::thread::available_parallelism().map_or(1, |n| n.get()).min(MAX_THREADS)
 }
 
 pub(super) fn default_threads() -> usize {

@@ -322,12 +322,16 @@ fn check(file: &Gguf, spec: &TensorSpec, info: &TensorInfo) -> Result<()> {
     if spec.role == Role::Vector && !float {
         return Err(Error::file(
             file.path(),
-            format!("tensor {} is {}: expected F32, F16 or BF16", info.name, info.ty.name()),
+            format!("tensor {} is {}: expected F32, F16 or BF16; get an intact file", info.name, info.ty.name()),
         ));
     }
-    // A matrix may be quantized, but not of integers or doubles: ggml would abort.
-    if !float && info.ty.block_size() == 1 {
-        let why = format!("tensor {} is {}: a matrix is F32, F16, BF16 or quantized", info.name, info.ty.name());
+    // A matrix may be quantized, but not of integers or doubles: ggml would abort. Nor of what ggml makes only itself.
+    if !info.ty.is_readable() {
+        let why = format!(
+            "tensor {} is {}: a matrix is F32, F16, BF16 or quantized as files are: get an intact file",
+            info.name,
+            info.ty.name()
+        );
         return Err(Error::file(file.path(), why));
     }
     Ok(())

@@ -49,7 +49,7 @@ pub struct ParityParams {
     pub file: Option<String>,
 }
 
-fn limits(level: Level, file: &Gguf, nano: bool, gpu: bool) -> Limits {
+fn limits(level: Level, file: &Gguf, preset: &str, gpu: bool) -> Limits {
     let exact = Limits {
         cache: 1e-4,
         input: 1e-4,
@@ -76,13 +76,18 @@ fn limits(level: Level, file: &Gguf, nano: bool, gpu: bool) -> Limits {
         Level::Reference if half => Limits { logits: 1e-3, forced: 1e-3, ..exact },
         Level::Reference => exact,
         // ggml's half-precision GELU: compared with what it is expected to give, except for teacher-forced steps, which
-        // are recorded with the exact form only.
+        // are recorded with the exact form only. How far that GELU alone moves those, the second implementation of the
+        // fixtures says in float64: 1.69e-2, 2.49e-2 and 1.04e-1; a quarter more is for rounding. For F32 files.
         _ => Limits {
             cache: 2e-2,
             input: 2e-2,
             residual: 5e-2,
-            logits: if nano { 5e-3 } else { 1e-2 },
-            forced: 1e-1,
+            logits: if preset == "nano" { 5e-3 } else { 1e-2 },
+            forced: match preset {
+                "nano" => 2.2e-2,
+                "tiny" => 3.2e-2,
+                _ => 1.3e-1,
+            },
             route_weight: 1e-2,
             gelu16: true,
             relative: None,
@@ -98,7 +103,7 @@ pub fn run(dir: &Path, params: &ParityParams, sink: &mut dyn FnMut(&Check)) -> R
     let fixtures = Fixtures::read(dir)?;
     let file = Arc::new(Gguf::open(dir.join(params.file.as_deref().unwrap_or("model.gguf")))?);
     let gpu = crate::model::device_kind(params.device.as_deref())? != crate::ggml::DeviceKind::Cpu;
-    let limits = limits(params.level, &file, fixtures.preset == "nano", gpu);
+    let limits = limits(params.level, &file, &fixtures.preset, gpu);
     let mut report = Report::new(sink);
     tokens(&fixtures, &file, &mut report)?;
     generation::sampler_alone(&fixtures, &mut report)?;

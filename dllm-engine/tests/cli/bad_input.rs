@@ -49,6 +49,26 @@ fn what_is_no_number_is_refused_before_anything_is_loaded() {
 }
 
 #[test]
+fn issue_2_messages_name_the_range_and_the_right_action() {
+    refused_answer("--n", "1025", &["bad n: 1025", "1..=1024", "fewer"]);
+    refused(&["bench", "-r", "10001"], &["repetitions: 10001", "1..=10000", "fewer"]);
+    refused_answer("--t-min", "0.9", &["bad t_min: 0.9", "t_max, which is 0.8 where it is not given"]);
+    let said = |args: &[&str]| {
+        let ran = run(args);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""));
+        ran.err
+    };
+    for (option, value) in [("--seed", "-1"), ("--n", "1.5"), ("--max-tokens", "18446744073709551616"), ("--ctx", "-3")]
+    {
+        let error = said(&["generate", SUM, option, value]);
+        let range = "no whole number in 0..=18446744073709551615";
+        assert!(error.contains(value) && error.contains(option) && error.contains(range), "{error}");
+    }
+    let large = said(&["generate", SUM, "--entropy-bound", "1e39"]);
+    assert!(large.contains("1e39") && large.contains("beyond 3.4"), "{large}");
+}
+
+#[test]
 fn a_huge_number_of_tokens_is_no_more_than_the_context_holds() {
     assert_eq!(run(["generate", SUM, "--max-tokens", "18446744073709551615"]).ok().trim_end(), SUM_ANSWER);
 }
@@ -57,6 +77,7 @@ fn a_huge_number_of_tokens_is_no_more_than_the_context_holds() {
 fn prompts_that_say_nothing() {
     refused(&["generate", ""], &["bad prompt", "empty"]);
     refused(&["generate", "--raw", ""], &["bad prompt", "empty"]);
+    refused(&["bench", "--prompt", "   "], &["bad prompt", "blanks"]);
     refused(&["generate", "--raw", " \t"], &["bad prompt", "blanks"]);
     refused(&["generate", "--system", "Be brief.", " "], &["bad prompt", "blanks"]);
     refused(&["bench", "--prompt", " "], &["bad prompt", "blanks"]);

@@ -2,14 +2,16 @@
 
 use super::*;
 
-const RECEIPT: [&str; 23] = [
+const RECEIPT: [&str; 25] = [
     "model",
     "family",
     "quantization",
     "device",
     "seed",
+    "candidate",
     "level",
     "kv",
+    "dense",
     "sampler",
     "max_steps",
     "prompt_tokens",
@@ -46,9 +48,9 @@ fn an_answer_is_all_that_is_printed() {
 }
 
 #[test]
-fn json_has_exactly_four_keys() {
+fn json_has_exactly_five_keys() {
     let value = run(["generate", SUM, "--json", "--seed", "7"]).json();
-    assert_eq!(keys(&value), ["text", "reasoning", "finish_reason", "receipt"]);
+    assert_eq!(keys(&value), ["text", "reasoning", "finish_reason", "converged", "receipt"]);
     assert_eq!(value["text"], SUM_ANSWER);
     assert_eq!(value["reasoning"], Value::Null);
     assert_eq!(value["finish_reason"], "stop");
@@ -79,7 +81,7 @@ fn candidates_differ_and_the_first_is_the_one_alone() {
     let candidates = value["candidates"].as_array().unwrap();
     assert_eq!(candidates.len(), 4);
     for c in candidates {
-        assert_eq!(keys(c), ["text", "reasoning", "finish_reason", "receipt"]);
+        assert_eq!(keys(c), ["text", "reasoning", "finish_reason", "converged", "receipt"]);
         assert_eq!((&c["receipt"]["seed"], &c["receipt"]["lanes"]), (&Value::from(5), &Value::from(4)));
     }
     assert!(candidates.iter().any(|c| c["text"] != candidates[0]["text"]), "{candidates:?}");
@@ -87,6 +89,77 @@ fn candidates_differ_and_the_first_is_the_one_alone() {
     // More than there are lanes take turns.
     let many = run(["generate", SUM, "--json", "--n", "66", "--ctx", "256"]).json();
     assert_eq!(many["candidates"].as_array().unwrap().len(), 66);
+}
+
+#[test]
+fn issue_2_a_candidate_can_be_had_again_alone() {
+    let value = run(wild(&["--seed", "5", "--n", "3"])).json();
+    for (number, candidate) in value["candidates"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(candidate["receipt"]["candidate"], number);
+        let number = number.to_string();
+        let alone = run(wild(&["--seed", "5", "--candidate", &number])).json();
+        assert_eq!((&alone["text"], &alone["converged"]), (&candidate["text"], &candidate["converged"]));
+        assert_eq!(alone["receipt"]["candidate"], candidate["receipt"]["candidate"]);
+    }
+    let cut = run(["generate", SUM, "--json", "--max-steps", "1", "--entropy-bound", "0"]).json();
+    assert_eq!(cut["converged"], false);
+    assert_eq!(run(["generate", SUM, "--json"]).json()["converged"], true);
+}
+
+#[test]
+fn issue_2_an_empty_answer_is_a_line_for_scripts() {
+    assert_eq!(run(["generate", SUM, "--stop", "1"]).ok(), "\n");
+    let turns = run_with_input(["chat", "--stop", "1"], format!("{SUM}\n2 + 2 =\n").as_bytes());
+    assert_eq!(turns.ok(), "\n4\n");
+}
+
+#[test]
+fn issue_2_a_question_may_begin_with_a_slash() {
+    let plain = run_with_input(["generate", "--seed", "1", "--json"], b"/2 + 2 =").json();
+    let asked = run_with_input(["chat", "--seed", "1"], b"//2 + 2 =\n").ok();
+    assert_eq!(asked.trim_end_matches('\n'), plain["text"]);
+}
+
+#[test]
+fn issue_2_inspect_and_plan_take_a_model_as_the_others_do() {
+    let nano = fixtures("nano").join("model.gguf");
+    let os = OsStr::new;
+    for command in ["inspect", "plan"] {
+        let option = run([os(command), os("--model"), nano.as_os_str(), os("--json")]).json();
+        let place = run([os(command), nano.as_os_str(), os("--json")]).json();
+        for key in ["path", "context", "weights_mapped"] {
+            assert_eq!(option[key], place[key], "{command}");
+        }
+        assert_eq!(run([os(command), nano.as_os_str(), os("--model"), nano.as_os_str()]).code, Some(2));
+    }
+}
+
+#[test]
+fn issue_2_a_hyphen_is_standard_input_as_a_file_too() {
+    assert_eq!(run_with_input(["generate", "--file", "-"], SUM.as_bytes()).ok(), "131\n");
+}
+
+#[test]
+fn issue_2_characters_that_act_are_escaped_in_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("other.gguf");
+    let name = "a\u{9b}2J\u{202e}\u{200b}\u{e0001}z";
+    let file = gguf::GgufFile::new().str("general.architecture", "other").str("general.name", name);
+    std::fs::write(&path, file.tensor("a.weight", &[32, 2], 0, &[0; 256]).bytes()).unwrap();
+    let ran = run([OsStr::new("inspect"), path.as_os_str(), OsStr::new("--json")]).ok();
+    assert!(ran.contains("a\\u009b2J\\u202e\\u200b\\udb40\\udc01z"), "{ran}");
+    assert_eq!(serde_json::from_str::<Value>(&ran).unwrap()["metadata"]["general.name"], name);
+}
+
+#[test]
+fn issue_2_an_empty_variable_is_none() {
+    let answer = ran(dllm().env("DLLM_THREADS", "").env("DLLM_MODEL", "").args(["plan"]).output().unwrap());
+    assert!(answer.ok().contains("it fits"));
+    let refused = ran(dllm().env("DLLM_THREADS", "many").args(["plan"]).output().unwrap()).error();
+    assert!(refused.contains("bad DLLM_THREADS in the environment: \"many\""), "{refused}");
+    // What the environment says does not stand on the command line.
+    let usage = run(["generate", "--level", "best"]).err;
+    assert!(!usage.contains("--threads"), "{usage}");
 }
 
 #[test]
@@ -265,6 +338,15 @@ fn parity_says_yes_and_no() {
 }
 
 #[test]
+fn issue_2_misses_of_half_precision_files_at_level_fused_are_explained() {
+    let nano = fixtures("nano");
+    let os = OsStr::new;
+    let ran = run([os("parity"), nano.as_os_str(), os("--level"), os("fused"), os("--file"), os("model-f16.gguf")]);
+    assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+    assert!(ran.err.contains("for F32 files"), "{}", ran.err);
+}
+
+#[test]
 fn help_teaches() {
     for command in ["generate", "chat", "inspect", "plan", "tokenize", "bench", "parity"] {
         let help = run([command, "--help"]).ok();
@@ -274,6 +356,10 @@ fn help_teaches() {
     assert!(help.contains("Exit codes") && help.contains("canvas"), "{help}");
     assert!(run(["generate", "--help"]).ok().contains("DLLM_MODEL"));
     assert_eq!(run(["dance"]).code, Some(2));
+    let tip = run(["86 + 45 ="]).err;
+    assert!(tip.contains("dllm generate \"86 + 45 =\""), "{tip}");
+    let unknown = run(["generate", "--nosuch"]).err;
+    assert!(unknown.contains("--nosuch") && !unknown.contains("'--n'"), "{unknown}");
     assert_eq!(run(Vec::<&str>::new()).code, Some(2));
 }
 
@@ -283,4 +369,14 @@ fn a_reader_that_leaves_ends_it_quietly() {
     drop(child.stdout.take());
     let ran = ran(child.wait_with_output().unwrap());
     assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn issue_2_help_that_cannot_be_written_is_a_failure() {
+    for args in [&["--help"][..], &["--version"], &["generate", "--help"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let error = ran(dllm().args(args).stdout(full).output().unwrap()).error();
+        assert!(error.contains("cannot write to standard output"), "{error}");
+    }
 }

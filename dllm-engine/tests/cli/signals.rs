@@ -66,6 +66,31 @@ fn requests_to_end_and_closed_terminals_end_it() {
 }
 
 #[test]
+fn issue_2_a_closed_terminal_ends_as_interrupted_also_where_nothing_can_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace.jsonl");
+    let mut child = dllm().args(["generate", COUNT, "--trace"]).arg(&trace).args(SLOW).spawn().unwrap();
+    wait_for_canvas(&trace, 0);
+    drop(child.stdout.take());
+    signal(&child, Signal::HUP);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn issue_2_a_second_ctrl_c_ends_it_at_once_and_whole() {
+    // At other moments of the work each time: loading, reading the prompt, steps.
+    for delay in 0..16 {
+        let child = dllm().args(["generate", COUNT, "-n", "4", "--max-tokens", "2000"]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(150 + 20 * delay));
+        signal(&child, Signal::INT);
+        std::thread::sleep(Duration::from_millis(delay % 4));
+        signal(&child, Signal::INT);
+        let ran = ran(child.wait_with_output().unwrap());
+        assert!(matches!(ran.code, Some(0 | 130)), "{delay}: {:?} {}", ran.code, ran.err);
+    }
+}
+
+#[test]
 fn ctrl_c_ends_a_scripted_conversation() {
     let mut child = dllm().arg("chat").args(SLOW).stdin(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();

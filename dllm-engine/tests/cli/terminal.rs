@@ -253,3 +253,44 @@ fn a_terminal_that_goes_away_ends_it() {
     rustix::process::kill_process(id, rustix::process::Signal::HUP).unwrap();
     assert_eq!(terminal.end().0, 130);
 }
+
+fn watched() -> Terminal {
+    let terminal = Terminal::start(&[&["generate", "--watch", COUNT], &SLOW[..]].concat(), &[]);
+    terminal.wait_for("canvas 1 · step 2");
+    assert_ne!(modes(&*terminal.pair.master), terminal.modes_before);
+    terminal
+}
+
+#[test]
+fn issue_2_ctrl_backslash_leaves_the_terminal_as_it_was() {
+    let terminal = watched();
+    terminal.send("\x1c");
+    assert_ne!(terminal.end().0, 0);
+}
+
+#[test]
+fn issue_2_ctrl_z_gives_the_terminal_back_until_the_program_goes_on() {
+    let terminal = watched();
+    terminal.send("\x1a");
+    let as_before = |terminal: &Terminal| modes(&*terminal.pair.master) == terminal.modes_before;
+    let wait_for_modes = |wanted: bool| {
+        let begin = Instant::now();
+        while as_before(&terminal) != wanted {
+            assert!(begin.elapsed() < PATIENCE, "the modes never changed");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    wait_for_modes(true);
+    std::thread::sleep(Duration::from_millis(400)); // more than two steps, were it not stopped
+    let stopped = terminal.contents();
+    assert!(!terminal.screen.lock().unwrap().screen().hide_cursor());
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(terminal.contents(), stopped);
+    let id = terminal.child.process_id().and_then(|id| rustix::process::Pid::from_raw(id as i32)).unwrap();
+    rustix::process::kill_process(id, rustix::process::Signal::CONT).unwrap();
+    wait_for_modes(false);
+    terminal.wait_for("canvas 2");
+    assert!(terminal.screen.lock().unwrap().screen().hide_cursor());
+    terminal.send("\x03");
+    assert_eq!(terminal.end().0, 130);
+}

@@ -166,8 +166,93 @@ fn failures_are_errors_with_the_templates_reason() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a %}{% endfor %}{% endfor %}";
     assert!(fails(endless).contains("does not come to an end"));
     fails("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}");
-    let huge = "{% set x = 'x' * 1000000 %}{% for a in range(1000) %}{{ x }}{% endfor %}";
+    let huge = "{% set x = 'x' * 1000000 %}{% for a in range(100) %}{{ x }}{% endfor %}";
     assert!(fails(huge).contains("longer than"));
+}
+
+/// `body` forty times, with `ns.s` and `ns.l` to make grow.
+fn forty_times(body: &str) -> String {
+    format!("{{% set ns = namespace(s='xy', l=[1, 2]) %}}{{% for i in range(40) %}}{body}{{% endfor %}}done")
+}
+
+#[test]
+fn issue_2_a_template_cannot_use_up_all_memory() {
+    let double = "{% set ns.l = [ns.l, ns.l] %}";
+    for body in [
+        "{% set ns.s = ns.s ~ ns.s %}",
+        "{% set ns.s = ns.s + ns.s %}",
+        "{% set ns.s = ns.s * 2 %}",
+        "{% set ns.s = ns.s * 60000 %}",
+        "{% set ns.s = [ns.s, ns.s] | join %}",
+        "{% set ns.s = [ns.s, ns.s] | map('upper') | join('-') %}",
+        "{% set ns.s = ns.s | join(ns.s) %}",
+        "{% set ns.s = ns.s.join(ns.s.split('x')) ~ ns.s %}",
+        "{% set ns.s = ns.s | replace('x', ns.s) %}",
+        "{% set ns.s = ns.s.replace('', ns.s) %}",
+        "{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}",
+        "{% macro m() %}{{ ns.s }}{{ ns.s }}{% endmacro %}{% set ns.s = m() %}",
+        "{% set ns.s = ns.s ~ '%60000d' | format(1) ~ ns.s %}",
+        "{% set ns.s = (ns.s ~ '\n' ~ ns.s) | indent(60000) %}",
+        "{% set ns.s = [ns.s, ns.s] | tojson(indent=4) %}",
+        "{% set ns.l = ns.l + ns.l %}{% set ns.s = ns.s ~ (ns.l | list | length) %}",
+        "{% set ns.l = ns.l * 60000 %}{% set ns.s = ns.s ~ (ns.l | list | length) %}",
+        &format!("{double}{{% set ns.s = ns.l ~ '' %}}"),
+        &format!("{double}{{% set ns.s = ns.l | string %}}"),
+        &format!("{double}{{% set ns.s = ns.l | upper %}}"),
+        &format!("{double}{{% set ns.s = ns.l | tojson %}}"),
+        &format!("{double}{{% set ns.s = ns.l | pprint %}}"),
+        &format!("{double}{{% set ns.s = ns.l | join %}}"),
+        &format!("{double}{{% set ns.s %}}{{{{ ns.l }}}}{{% endset %}}"),
+    ] {
+        let error = fails(&forty_times(body));
+        let bounded = ["take more than 268435456 bytes", "is more than 65536", "repeated string is too large"];
+        assert!(bounded.iter().any(|why| error.contains(why)), "{body}: {error}");
+    }
+    let long = format!("{{% set s %}}{{% for i in range(99999) %}}{}{{% endfor %}}{{% endset %}}", "x".repeat(20_000));
+    assert!(fails(&long).contains("take more than"));
+    let many =
+        "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = ns.l + [range(99999)] %}{% endfor %}";
+    assert!(fails(many).contains("take more than"));
+}
+
+#[test]
+fn issue_2_nested_lists_do_not_overflow_the_stack() {
+    let nested = "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = [ns.l] %}{% endfor %}";
+    assert!(fails(nested).contains("take more than"));
+    let shallow = "{% set ns = namespace(l=[]) %}{% for i in range(15000) %}{% set ns.l = [ns.l] %}{% endfor %}";
+    let brackets = text(&format!("{shallow}{{{{ ns.l }}}}"), &[Message::user("hi")]);
+    assert_eq!((brackets.len(), brackets.starts_with("[[["), brackets.ends_with("]]]")), (30_002, true, true));
+}
+
+#[test]
+fn issue_2_bounds_change_no_result() {
+    let hi = [Message::user("a-b"), Message::assistant("c")];
+    for (source, expected) in [
+        (
+            "{{ 1 + 2 }}{{ 1.5 + 1 }}{{ 'a' + 'b' }}{{ [1] + [2] }}{{ 2 * 3 }}{{ 'ab' * 2 }}{{ [1] * 2 }}",
+            "32.5ab[1, 2]6abab[1, 1]",
+        ),
+        ("{{ 7 % 3 }}{{ -7 % 3 }}{{ 7.5 % 2 }}{{ 1 ~ 'a' ~ true ~ none }}", "121.51aTrueNone"),
+        ("{{ 9223372036854775807 + 1 }}", "9223372036854775808"),
+        ("{{ 'a,b' | split(',') | join('-') }}{{ ' x ' | trim }}{{ 'ab' | upper | list }}", "a-bx[\"A\", \"B\"]"),
+        ("{{ '%s=%d' | format('a', 3) }}{{ 'a\nb' | indent(2) }}{{ 'aXb' | replace('X', '--') }}", "a=3a\n  ba--b"),
+        ("{{ [3, 1, 2] | batch(2) | list }}{{ 'abc'[1:] }}{{ [1, 2, 3][::2] }}", "[[3, 1], [2]]bc[1, 3]"),
+        (
+            "{% for m in messages %}{% if loop.first %}A{% else %}B{% endif %}{{ m.content.split('-')[0] }}{% endfor %}",
+            "AaBc",
+        ),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% else %}none{% endfor %}", "a-b"),
+        ("{% for m in [] %}x{% else %}none{% endfor %}{{ 'y' if messages and true or false }}", "noney"),
+        ("{% macro m(x, y=1) %}{{ x }}{{ y }}{% endmacro %}{{ m(2) }}{{ m(*[3, 4]) }}{{ m(y=5, x=6) }}", "213465"),
+        ("{% set x %}a{{ 1 }}{% endset %}{{ x }}{{ messages | map(attribute='content') | join('+') }}", "a1a-b+c"),
+        (
+            "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% elif i > 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "013",
+        ),
+        ("{% block b %}{{ 1 + 1 }}{% endblock %}{% filter upper %}q{{ 'r' }}{% endfilter %}", "2QR"),
+    ] {
+        assert_eq!(text(source, &hi), expected, "{source}");
+    }
 }
 
 #[test]

@@ -106,3 +106,24 @@ fn odd_but_possible_prompts_keep_their_text() {
         assert_eq!(ids.iter().filter(|&&id| id == 105).count(), 2, "two turns, both of the template");
     }
 }
+
+#[test]
+fn issue_2_a_template_that_leaves_the_message_out_is_no_template() {
+    let (vocab, _) = model();
+    let ids = |source: &str, text: &str| {
+        let template = ChatTemplate::new(source, &vocab).unwrap();
+        encode(&Prompt::from(text), &vocab, Some(&template), false).map_err(|e| e.to_string())
+    };
+    for source in ["", "<|turn>user\nhello<turn|>\n<|turn>model\n", "{{ messages | length }}"] {
+        for text in ["86 + 45 =", "00000000", "{"] {
+            let error = ids(source, text).unwrap_err();
+            assert!(error.contains("leaves the last message out"), "{source:?} {text:?}: {error}");
+        }
+    }
+    // Changed is not left out.
+    for source in
+        ["{{ messages[0].content | upper }}", "{{ messages[0].content | length }}", "{{ messages[0].content[:2] }}"]
+    {
+        assert!(ids(source, "what is it?").is_ok(), "{source}");
+    }
+}

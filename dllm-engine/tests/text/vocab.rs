@@ -7,6 +7,9 @@ use dllm_engine::vocab::{Dialect, MAX_TEXT, ThoughtMarkers, TokenKind, Vocab, Vo
 
 use crate::common::{Data, load, trained};
 
+/// A merge that no text needs.
+const NO_MERGES: [&str; 1] = ["\u{e000} \u{e001}"];
+
 #[test]
 fn recorded_cases_give_their_ids() {
     let mut cases = 0;
@@ -63,7 +66,7 @@ fn longer_special_tokens_win_and_inert_ones_are_found_in_any_text() {
         data.tokens[id] = text.into();
         data.token_type[id] = 4;
     }
-    data.merges.clear(); // they may name the texts that were replaced
+    data.merges = NO_MERGES.map(str::to_owned).to_vec(); // the others may name the texts that were replaced
     let vocab = data.vocab();
     assert_eq!(vocab.tokenize("<table>", false).unwrap(), [800]);
     assert_eq!(vocab.tokenize("<table><table>", false).unwrap()[0], 801);
@@ -125,7 +128,7 @@ fn every_thread_may_tokenize() {
 #[test]
 fn damaged_files_are_refused_with_the_reason() {
     type Damage = fn(&mut VocabFile);
-    let damages: [(Damage, &str); 19] = [
+    let damages: [(Damage, &str); 21] = [
         (|f| f.tokens.clear(), "tokens has 0 entries"),
         (|f| f.token_type.truncate(7), "token_type has 7 entries for 1024 tokens"),
         (|f| f.token_type.clear(), "token_type has 0 entries"),
@@ -139,6 +142,8 @@ fn damaged_files_are_refused_with_the_reason() {
         (|f| f.merges[3] = "ab", "merge 3 is \"ab\""),
         (|f| f.merges[3] = "a ", "merge 3 is \"a \""),
         (|f| f.merges[3] = "", "merge 3 is \"\""),
+        (|f| f.merges[3] = "a b c", "merge 3 is \"a b c\""),
+        (|f| f.merges.clear(), "tokenizer.ggml.merges is missing"),
         (|f| f.bos_token_id = Some(1024), "bos_token_id is 1024, but there are 1024 tokens"),
         (|f| f.eos_token_id = Some(u32::MAX), "eos_token_id is 4294967295"),
         (|f| f.mask_token_id = Some(5000), "mask_token_id is 5000"),
@@ -169,7 +174,7 @@ fn an_empty_token_does_no_harm() {
     let mut data = trained();
     data.tokens[900] = String::new();
     data.token_type[900] = 4;
-    data.merges.clear();
+    data.merges = NO_MERGES.map(str::to_owned).to_vec();
     let vocab = data.vocab();
     assert_eq!(vocab.detokenize(&vocab.tokenize("plain", true).unwrap(), true), "plain");
 }

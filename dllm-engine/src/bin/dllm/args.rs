@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dllm_engine::{DenoiseOverrides, Dense, EngineParams, KvType, Level, ModelSource};
 
+use super::output::Result;
+use super::usage::{self, real, whole};
+
 /// Run diffusion language models on this machine, in this process.
 #[derive(Parser)]
 #[command(
@@ -17,7 +20,7 @@ use dllm_engine::{DenoiseOverrides, Dense, EngineParams, KvType, Level, ModelSou
                   knows sums and a few facts and is there to try things out.",
     after_help = "Examples:\n  \
         dllm generate '86 + 45 ='                  one answer from the model inside the program\n  \
-        dllm generate --watch -m model.gguf 'Hi'   the same, with the canvas in view\n  \
+        dllm generate --watch --pace 100 '9 * 7 =' the same, with the canvas in view, slowly\n  \
         dllm chat -m model.gguf                    a conversation\n  \
         dllm plan model.gguf --ctx 32768           will it fit?\n\n\
         Exit codes: 0 done, 1 the answer is no (a parity miss, a plan that does not fit), 2 an error, 130 interrupted.\n\
@@ -103,17 +106,37 @@ impl From<DenseArg> for Dense {
 /// Which model.
 #[derive(Args)]
 pub struct ModelArg {
-    /// GGUF file of the model; of a split file, any part [default: the tiny model inside the program].
-    #[arg(short, long, env = "DLLM_MODEL", value_name = "FILE", hide_env_values = true, help_heading = "Loading")]
+    /// GGUF file of the model; of a split file, any part [default: $DLLM_MODEL, else the tiny model inside the program].
+    #[arg(short, long, value_name = "FILE", help_heading = "Loading")]
     pub model: Option<PathBuf>,
 }
 
-/// A model as the one positional argument.
+/// A model as the one positional argument; as an option, too, since the other commands want it so.
 #[derive(Args)]
 pub struct FileArg {
-    /// GGUF file; of a split file, any part [default: the tiny model inside the program].
-    #[arg(env = "DLLM_MODEL", hide_env_values = true)]
+    /// GGUF file; of a split file, any part [default: $DLLM_MODEL, else the tiny model inside the program].
     pub file: Option<PathBuf>,
+    /// The same as FILE.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
+    pub model: Option<PathBuf>,
+}
+
+impl ModelArg {
+    pub fn source(&self) -> ModelSource {
+        source(self.model.as_ref())
+    }
+}
+
+impl FileArg {
+    pub fn source(&self) -> ModelSource {
+        source(self.file.as_ref().or(self.model.as_ref()))
+    }
+}
+
+/// Where the weights come from.
+fn source(argument: Option<&PathBuf>) -> ModelSource {
+    let path = argument.cloned().or_else(|| usage::variable("DLLM_MODEL").map(PathBuf::from));
+    path.map_or(ModelSource::Embedded, ModelSource::Path)
 }
 
 /// How to load a model.
@@ -124,7 +147,7 @@ pub struct LoadArgs {
     #[arg(short, long, value_name = "NAME")]
     pub device: Option<String>,
     /// Context: tokens of prompt and answer together, per lane. 0 takes the file's own, at most 8192.
-    #[arg(short, long, value_name = "TOKENS", default_value_t = 0)]
+    #[arg(short, long, value_name = "TOKENS", default_value_t = 0, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub ctx: usize,
     /// Exactness.
     #[arg(long, value_enum, default_value_t = LevelArg::Fused)]
@@ -138,39 +161,34 @@ pub struct LoadArgs {
     /// Most device memory to plan with, in GiB [default: all that is free].
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     pub memory: Option<u64>,
-    /// CPU threads. 0 takes the number of physical cores.
-    #[arg(short, long, env = "DLLM_THREADS", value_name = "N", default_value_t = 0, hide_env_values = true)]
-    pub threads: usize,
+    /// CPU threads. 0 takes the number of physical cores [default: $DLLM_THREADS, else 0].
+    #[arg(short, long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
+    pub threads: Option<usize>,
 }
 
 impl LoadArgs {
-    pub fn params(&self, model: &Option<PathBuf>, lanes: usize) -> EngineParams {
-        EngineParams {
-            model: source(model),
+    pub fn params(&self, model: ModelSource, lanes: usize) -> Result<EngineParams> {
+        Ok(EngineParams {
+            model,
             device: self.device.clone(),
             context: self.ctx,
             level: self.level.into(),
             kv: self.kv.into(),
             dense: self.dense.into(),
             memory: self.memory.unwrap_or(0),
-            threads: self.threads,
+            threads: self.threads.map_or_else(usage::threads_of_environment, Ok)?,
             lanes,
             ..EngineParams::default()
-        }
+        })
     }
 }
 
 /// GiB as bytes.
-fn gibibytes(text: &str) -> std::result::Result<u64, String> {
+fn gibibytes(text: &str) -> Result<u64, String> {
     match text.parse::<f64>() {
         Ok(n) if n > 0.0 && n <= 1e6 => Ok((n * f64::from(1 << 30)) as u64),
         _ => Err("give a number above 0, in GiB, such as 22.5".into()),
     }
-}
-
-/// Where the weights come from.
-pub fn source(model: &Option<PathBuf>) -> ModelSource {
-    model.clone().map_or(ModelSource::Embedded, ModelSource::Path)
 }
 
 /// What shapes an answer.
@@ -178,22 +196,22 @@ pub fn source(model: &Option<PathBuf>) -> ModelSource {
 #[command(next_help_heading = "Answer")]
 pub struct AnswerArgs {
     /// Seed: the same seed, model and level give the same answer [default: a drawn one, named in the receipt].
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Most tokens of the answer.
-    #[arg(short = 'k', long, value_name = "N", default_value_t = 256)]
+    #[arg(short = 'k', long, value_name = "N", default_value_t = 256, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub max_tokens: usize,
     /// Most denoising steps per canvas [default: the model's own].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, allow_negative_numbers = true)]
     pub max_steps: Option<u32>,
     /// Entropy in nats that one step may accept: more is faster and less careful [default: the model's own].
-    #[arg(long, value_name = "NATS", allow_negative_numbers = true)]
+    #[arg(long, value_name = "NATS", value_parser = real, allow_negative_numbers = true)]
     pub entropy_bound: Option<f32>,
     /// Temperature towards the last step [default: the model's own].
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", value_parser = real, allow_negative_numbers = true)]
     pub t_min: Option<f32>,
     /// Temperature at the first step [default: the model's own].
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", value_parser = real, allow_negative_numbers = true)]
     pub t_max: Option<f32>,
     /// What chooses the positions that a step accepts, by name [default: the model's own].
     #[arg(long, value_name = "NAME")]
@@ -208,7 +226,7 @@ pub struct AnswerArgs {
     #[arg(long)]
     pub think: bool,
     /// Let a step take at least this many milliseconds, to watch a fast model.
-    #[arg(long, value_name = "MS", default_value_t = 0)]
+    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub pace: u64,
 }
 
@@ -230,9 +248,10 @@ impl AnswerArgs {
     dllm generate '86 + 45 ='\n  \
     dllm generate --watch --pace 100 '86 + 45 ='      see the canvas settle, slowly\n  \
     dllm generate --file question.txt --json          one JSON object: text, reasoning, finish_reason, receipt\n  \
-    git diff | dllm generate - --system 'Review this'\n  \
-    dllm generate -n 4 --seed 1 'Name a colour'       four candidates in one run\n  \
-    dllm generate --trace steps.jsonl 'Hi'            every step, one JSON object a line\n\n\
+    git diff | dllm generate -m model.gguf - --system 'Review this'\n  \
+    dllm generate -n 4 --seed 1 'Spell: garden'       four candidates in one run\n  \
+    dllm generate --candidate 2 --seed 1 'Spell: garden'   the third of them alone\n  \
+    dllm generate --trace steps.jsonl '86 + 45 ='     every step, one JSON object a line\n\n\
     The answer goes to standard output, everything else to standard error. A line end at the end of a file or pipe is not\n\
     part of the prompt. Ctrl-C ends the answer at the next step and prints what is finished; twice ends at once.")]
 pub struct GenerateArgs {
@@ -241,15 +260,19 @@ pub struct GenerateArgs {
     /// Read the prompt from a file.
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
     pub file: Option<PathBuf>,
-    /// Print one JSON object {text, reasoning, finish_reason, receipt}; with several candidates {candidates: [...]}.
+    /// Print one JSON object {text, reasoning, finish_reason, converged, receipt}; with several candidates
+    /// {candidates: [...]}.
     #[arg(long)]
     pub json: bool,
     /// Show the canvas in the terminal while it settles.
     #[arg(short, long, conflicts_with_all = ["json", "n"])]
     pub watch: bool,
-    /// Candidates, from one seed, side by side on lanes.
-    #[arg(short, long, default_value_t = 1)]
+    /// Candidates, from one seed, side by side on lanes: numbers 0 to N-1.
+    #[arg(short, long, default_value_t = 1, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub n: usize,
+    /// The candidate of this number alone.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, value_parser = whole::<u64>, conflicts_with = "n")]
+    pub candidate: u64,
     /// Take the prompt as it is: no chat template, and special tokens in it are parsed.
     #[arg(long, conflicts_with = "system")]
     pub raw: bool,
@@ -304,7 +327,7 @@ pub struct PlanArgs {
     #[command(flatten)]
     pub file: FileArg,
     /// Answers that run side by side, each with a cache of its own.
-    #[arg(short, long, default_value_t = 1)]
+    #[arg(short, long, default_value_t = 1, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub lanes: usize,
     /// Print one JSON object.
     #[arg(long)]
@@ -343,25 +366,25 @@ pub struct TokenizeArgs {
     vocabulary, or given with --prompt.")]
 pub struct BenchArgs {
     /// Tokens of the drawn prompt.
-    #[arg(short, long, value_name = "N", default_value_t = 128)]
+    #[arg(short, long, value_name = "N", default_value_t = 128, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub prompt_tokens: usize,
     /// A prompt to measure with instead.
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_tokens")]
     pub prompt: Option<String>,
     /// Denoising steps of every canvas [default: until the stop rule ends it].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, allow_negative_numbers = true)]
     pub steps: Option<u32>,
     /// Most tokens of an answer.
-    #[arg(short = 'k', long, value_name = "N", default_value_t = 256)]
+    #[arg(short = 'k', long, value_name = "N", default_value_t = 256, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub max_tokens: usize,
     /// Answers side by side.
-    #[arg(short, long, default_value_t = 1)]
+    #[arg(short, long, default_value_t = 1, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub lanes: usize,
     /// Measured repetitions, after one that is not counted.
-    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub repetitions: usize,
     /// Seed of the first repetition.
-    #[arg(short, long, default_value_t = 1)]
+    #[arg(short, long, default_value_t = 1, value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub seed: u64,
     /// Print one JSON object.
     #[arg(long)]
@@ -375,10 +398,10 @@ pub struct BenchArgs {
 /// Compare with recorded results of the transformers reference. Exit code 1 where a check misses its limit.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
-    dllm parity fixtures/tiny\n  \
-    dllm parity fixtures/tiny --level fused --file model-f16.gguf --verbose\n\n\
+    dllm parity dllm-engine/tests/data/oracle/tiny --level fused\n  \
+    dllm parity dllm-engine/tests/data/oracle/nano --file model-f16.gguf --verbose\n\n\
     The folder holds model.gguf, fixtures.json, fixtures.safetensors and tokenizer_cases.json. Prints a line per group of\n\
-    checks and every miss; --verbose prints every check.")]
+    checks and every miss; --verbose prints every check. The limits of level fused are for F32 files.")]
 pub struct ParityArgs {
     /// The folder with the recorded results.
     pub dir: PathBuf,

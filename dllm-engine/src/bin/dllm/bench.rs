@@ -44,11 +44,8 @@ struct Run {
 }
 
 pub fn run(args: &BenchArgs) -> Result {
-    if !(1..=MAX_REPETITIONS).contains(&args.repetitions) {
-        let why = format!("{} is not in 1..={MAX_REPETITIONS}: ask for at least one", args.repetitions);
-        return Err(bad("repetitions", why));
-    }
-    let mut engine = output::load(args.load.params(&args.model.model, args.lanes))?;
+    output::check_count("repetitions", args.repetitions, MAX_REPETITIONS)?;
+    let mut engine = output::load(args.load.params(args.model.source(), args.lanes)?)?;
     let request = request(args, &engine)?;
     let bar = progress("measuring", "{pos} of {len}");
     bar.set_length(args.repetitions as u64);

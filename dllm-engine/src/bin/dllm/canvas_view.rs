@@ -12,7 +12,7 @@ use dllm_engine::vocab::Vocab;
 use unicode_width::UnicodeWidthChar;
 
 use super::output;
-use super::signal::Still;
+use super::signal::{Still, resumed};
 
 /// Time between two pictures: more often, nobody sees it.
 const FRAME: Duration = Duration::from_millis(33);
@@ -109,6 +109,7 @@ impl CanvasView {
 
     fn draw(&mut self, page: Page) -> io::Result<()> {
         let lines = page.lines();
+        self.forget_if_resumed();
         let mut frame = self.erasure();
         for (i, line) in lines.iter().enumerate() {
             frame += if i > 0 { "\r\n" } else { "" };
@@ -119,7 +120,15 @@ impl CanvasView {
         put(&format!("\x1b[?2026h{frame}\x1b[?2026l"))
     }
 
+    /// After a stop the shell's words stand below the picture: it is left to them.
+    fn forget_if_resumed(&mut self) {
+        if resumed() {
+            self.drawn.clear();
+        }
+    }
+
     fn erase(&mut self) -> io::Result<()> {
+        self.forget_if_resumed();
         let codes = self.erasure();
         self.drawn.clear();
         put(&codes)
@@ -234,8 +243,9 @@ impl Page {
             '\t' => return (0..4).for_each(|_| self.char(' ', style)),
             _ => {}
         }
-        // Control characters have no width, and would act on the terminal. What is too wide for any line cannot be shown.
+        // What acts on the terminal must not reach it. What is too wide for any line cannot be shown.
         let (c, width) = match c.width() {
+            _ if output::acts(c) => (HIDDEN, 1),
             None => (HIDDEN, 1),
             Some(width) if width > self.columns => (HIDDEN, 1),
             Some(width) => (c, width),
@@ -336,6 +346,9 @@ mod tests {
         let mut page = Page::sized(80, 3);
         page.text("a\x1b[2Jb\r\x07", Style::Plain);
         assert_eq!(plain(page), [format!("a{HIDDEN}[2Jb{HIDDEN}{HIDDEN}")]);
+        let mut page = Page::sized(80, 3);
+        page.text("a\u{202e}b\u{200b}", Style::Plain);
+        assert_eq!(plain(page), [format!("a{HIDDEN}b{HIDDEN}")]);
     }
 
     #[test]

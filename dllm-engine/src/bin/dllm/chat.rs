@@ -24,6 +24,7 @@ const HELP: &str = "\
 /receipt        what the last answer cost
 /help           this list
 /exit           leave
+//...           a question that begins with one /
 Ctrl-C ends an answer; at the prompt it ends the program, as Ctrl-D does.";
 
 pub fn run(args: &ChatArgs) -> Result {
@@ -32,7 +33,7 @@ pub fn run(args: &ChatArgs) -> Result {
     // The line editor takes Ctrl-C over when it is made; this takes it back.
     let mut reader = Reader::new(terminal, live)?;
     signal::install();
-    let mut engine = output::load(args.load.params(&args.model.model, 1))?;
+    let mut engine = output::load(args.load.params(args.model.source(), 1)?)?;
     let (info, vocab) = (engine.info().clone(), Arc::clone(engine.vocab()));
     if terminal {
         note(welcome(&info));
@@ -56,6 +57,7 @@ pub fn run(args: &ChatArgs) -> Result {
         };
         let next = match line.trim() {
             "" => Next::Go,
+            question if question.starts_with("//") => talk.ask(&question[1..])?,
             command if command.starts_with('/') => talk.command(command)?,
             question => talk.ask(question)?,
         };

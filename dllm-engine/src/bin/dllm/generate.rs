@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::args::{AnswerArgs, GenerateArgs};
 use super::canvas_view::{self, CanvasView};
-use super::output::{self, Failure, Outcome, Result, bad, count, file_error, note};
+use super::output::{self, Failure, Outcome, Result, count, file_error, note};
 use super::signal::Cancellable;
 
 /// Lanes that an engine can have.
@@ -30,23 +30,29 @@ struct Answer<'a> {
     text: &'a str,
     reasoning: Option<&'a str>,
     finish_reason: FinishReason,
+    converged: bool,
     receipt: &'a Receipt,
 }
 
 impl<'a> From<&'a Completion> for Answer<'a> {
     fn from(c: &'a Completion) -> Self {
-        Self { text: &c.text, reasoning: c.reasoning.as_deref(), finish_reason: c.finish_reason, receipt: &c.receipt }
+        Self {
+            text: &c.text,
+            reasoning: c.reasoning.as_deref(),
+            finish_reason: c.finish_reason,
+            converged: c.converged,
+            receipt: &c.receipt,
+        }
     }
 }
 
 pub fn run(args: &GenerateArgs) -> Result {
-    if !(1..=MAX_CANDIDATES).contains(&args.n) {
-        return Err(bad("n", format!("{} is not in 1..={MAX_CANDIDATES}: ask for at least one candidate", args.n)));
-    }
+    output::check_count("n", args.n, MAX_CANDIDATES)?;
     let text = output::text(args.prompt.as_deref(), args.file.as_deref())?;
-    let request = request(prompt(args, text), &args.answer)?;
+    let mut request = request(prompt(args, text), &args.answer)?;
+    request.candidate = args.candidate;
     prompt::check(&request.prompt)?;
-    let mut engine = output::load(args.load.params(&args.model.model, args.n.min(MAX_LANES)))?;
+    let mut engine = output::load(args.load.params(args.model.source(), args.n.min(MAX_LANES))?)?;
     let mut follow = Follow::new(args.answer.pace);
     if let Some(path) = &args.trace {
         follow.trace = Some(Trace::create(path, &engine)?);
@@ -167,8 +173,8 @@ pub struct Follow {
     cancellable: Cancellable,
     /// The first thing that went wrong; it ends the answer.
     failure: Option<Failure>,
-    /// Whether the printed text ends within a line.
-    open_line: bool,
+    /// Whether the printed text ends within a line; `None` before any was printed.
+    open_line: Option<bool>,
 }
 
 impl Follow {
@@ -182,7 +188,7 @@ impl Follow {
             last_step: Instant::now(),
             cancellable: Cancellable::begin(),
             failure: None,
-            open_line: false,
+            open_line: None,
         }
     }
 
@@ -222,7 +228,7 @@ impl Follow {
 
     fn print(&mut self, text: &str) -> Result<()> {
         if let Some(last) = text.chars().last() {
-            self.open_line = last != '\n';
+            self.open_line = Some(last != '\n');
         }
         match &mut self.view {
             Some(view) => view.settle(text)?,
@@ -249,11 +255,13 @@ impl Follow {
         if let Some(view) = self.view.take() {
             view.finish()?;
         }
-        if self.open_line {
-            output::line("")?;
-        }
         if let Some(failure) = self.failure.take() {
             return Err(failure);
+        }
+        // For scripts an empty answer is a line, too: without it, answers would be counted wrong.
+        let empty_line = self.stream && !std::io::stdout().is_terminal();
+        if self.open_line.unwrap_or(empty_line) {
+            output::line("")?;
         }
         self.trace.take().map_or(Ok(()), |trace| trace.finish(done))
     }
@@ -308,7 +316,7 @@ impl Trace {
     }
 
     fn write(&mut self, line: &Value) -> Result<()> {
-        writeln!(self.out, "{line}").map_err(|e| file_error("write", &self.path, e))
+        writeln!(self.out, "{}", output::escaped(&line.to_string())).map_err(|e| file_error("write", &self.path, e))
     }
 
     fn finish(mut self, done: &[Completion]) -> Result<()> {

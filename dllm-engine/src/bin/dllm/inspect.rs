@@ -6,7 +6,7 @@ use dllm_engine::gguf::{Array, Gguf, TensorInfo, Value};
 use dllm_engine::{Engine, MemoryPlan, Tokenizer};
 use serde_json::{Map, Value as Json, json};
 
-use super::args::{InspectArgs, source};
+use super::args::InspectArgs;
 use super::output::{self, Outcome, Result, bytes, count, printable};
 
 /// Elements of an array, and characters of a text, that are shown.
@@ -21,10 +21,9 @@ struct Verdict {
 }
 
 pub fn run(args: &InspectArgs) -> Result {
-    let source = source(&args.file.file);
+    let source = args.file.source();
     let file = Engine::open(&source)?;
-    let verdict =
-        Verdict { plan: Engine::plan(&args.load.params(&args.file.file, 1)), tokenizer: Tokenizer::load(&file) };
+    let verdict = Verdict { plan: Engine::plan(&args.load.params(source, 1)?), tokenizer: Tokenizer::load(&file) };
     match args.json {
         true => output::json(&as_json(&file, &verdict))?,
         false => as_text(&file, &verdict)?,

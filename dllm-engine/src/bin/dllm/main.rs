@@ -11,15 +11,21 @@ mod parity;
 mod plan;
 mod signal;
 mod tokenize;
+mod usage;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use args::{Cli, Command};
+use output::{Failure, Outcome};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(error) => return usage::refuse(error, &arguments).map_or_else(Failure::report, ExitCode::from),
+    };
     // A conversation does so itself, in its own time.
     if !matches!(cli.command, Command::Chat(_)) {
         signal::install();
@@ -33,5 +39,12 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Parity(args) => parity::run(&args),
     };
-    result.map_or_else(|failure| failure.report(), ExitCode::from)
+    match result {
+        Ok(outcome) => outcome.into(),
+        Err(failure) => {
+            let code = failure.report();
+            // Someone asked for the end, or closed the terminal: what then cannot be written any more follows from that.
+            if signal::was_requested() { Outcome::Interrupted.into() } else { code }
+        }
+    }
 }

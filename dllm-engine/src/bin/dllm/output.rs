@@ -89,16 +89,47 @@ pub fn bad(name: &'static str, why: impl Into<String>) -> Failure {
     Error::BadArgument { name, why: why.into() }.into()
 }
 
-/// Messages may quote names from files; a line end in one must not look like another message.
-fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+/// Refuses 0 and more than `most`.
+pub fn check_count(name: &'static str, n: usize, most: usize) -> Result<()> {
+    let action = match n {
+        0 => "at least one",
+        _ if n > most => "fewer",
+        _ => return Ok(()),
+    };
+    Err(bad(name, format!("{n} is not in 1..={most}: ask for {action}")))
 }
 
-/// Text of a model, a file or a user that may be shown on a terminal: without control characters, which could move the
-/// cursor or do worse.
+/// Messages may quote names from files; a line end in one must not look like another message.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if acts(c) { ' ' } else { c }).collect()
+}
+
+/// Text of a model, a file or a user that may be shown on a terminal: without characters that act.
 pub fn printable(text: &str) -> String {
-    let kept = |c: &char| matches!(c, '\n' | '\t') || !c.is_control();
-    text.chars().filter(kept).collect()
+    text.chars().filter(|c| matches!(c, '\n' | '\t') || !acts(*c)).collect()
+}
+
+/// Characters that do something to a terminal or to the text around them instead of being seen: control characters could
+/// move the cursor, direction characters let text read other than it is, invisible ones hide what stands there. The two
+/// joiners stay: scripts and emoji need them.
+pub fn acts(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{feff}')
+        || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{fff9}'..='\u{fffb}')
+        || matches!(c, '\u{e0000}'..='\u{e007f}')
+}
+
+/// JSON that says the same and shows such characters as escapes: a terminal may be its reader. serde_json escapes the
+/// first 32 control characters only.
+pub fn escaped(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        match acts(c) {
+            true => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out += &format!("\\u{unit:04x}")),
+            false => out.push(c),
+        }
+    }
+    out
 }
 
 /// The answer, on standard output. A terminal gets it without control characters, pipes and files as it is.
@@ -124,14 +155,14 @@ pub fn note(text: impl fmt::Display) {
 /// One JSON object on a line of standard output.
 pub fn json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string(value).map_err(|e| Failure::Message(format!("cannot write JSON: {e}")))?;
-    Ok(line(text)?)
+    Ok(line(escaped(&text))?)
 }
 
 /// The text that a command works on: an argument, a file, or standard input.
 pub fn text(argument: Option<&str>, file: Option<&Path>) -> Result<String> {
     let bytes = match (argument, file) {
         (Some(text), None) if text != "-" => return Ok(text.to_owned()),
-        (_, Some(path)) => {
+        (_, Some(path)) if path != Path::new("-") => {
             let file = std::fs::File::open(path).map_err(|e| file_error("open", path, e))?;
             read(file).map_err(|e| file_error("read", path, e))?
         }

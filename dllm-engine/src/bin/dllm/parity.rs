@@ -1,9 +1,11 @@
 //! `dllm parity`: compares with recorded results of the reference.
 
+use dllm_engine::Level;
+use dllm_engine::gguf::{GgmlType, Gguf};
 use dllm_engine::parity::{self, Check, ParityParams};
 
 use super::args::ParityArgs;
-use super::output::{self, Failure, Outcome, Result, count};
+use super::output::{self, Failure, Outcome, Result, count, note};
 
 /// Checks of one group: those whose names begin alike.
 #[derive(Default)]
@@ -34,6 +36,10 @@ pub fn run(args: &ParityArgs) -> Result {
     }
     let missed = checks.iter().filter(|check| !check.passed()).count();
     output::line(format_args!("{}, {missed} missed", count(checks.len(), "check")))?;
+    let file = Gguf::open(args.dir.join(args.file.as_deref().unwrap_or("model.gguf")))?;
+    if missed > 0 && params.level != Level::Reference && file.main_type() != Some(GgmlType::F32) {
+        note("the limits of this level are for F32 files: docs/parity.md says what other files cost");
+    }
     // Nothing checked proves nothing.
     Ok(if missed == 0 && !checks.is_empty() { Outcome::Done } else { Outcome::No })
 }

@@ -7,7 +7,7 @@ use super::args::PlanArgs;
 use super::output::{self, Outcome, Result, bytes, count};
 
 pub fn run(args: &PlanArgs) -> Result {
-    let plan = Engine::plan(&args.load.params(&args.file.file, args.lanes))?;
+    let plan = Engine::plan(&args.load.params(args.file.source(), args.lanes)?)?;
     if args.json {
         let mut value = json!(plan);
         value["needed"] = plan.needed().into();

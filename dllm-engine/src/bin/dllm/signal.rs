@@ -11,12 +11,18 @@ static CANCELLABLE: AtomicBool = AtomicBool::new(false);
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 /// The cursor is hidden.
 static HIDDEN: AtomicBool = AtomicBool::new(false);
+/// A picture is being drawn.
+static DRAWING: AtomicBool = AtomicBool::new(false);
+/// The program was stopped and goes on: what stands in the terminal now is not what it drew.
+static RESUMED: AtomicBool = AtomicBool::new(false);
 
-/// Takes over Ctrl-C, the system's request to end and the closing of the terminal; remembers the terminal's modes.
+/// Takes over Ctrl-C, the system's request to end and the closing of the terminal; remembers the terminal's modes. On Unix
+/// Ctrl-\ and Ctrl-Z keep their meaning, but find the terminal as it was.
 ///
 /// The first request ends cancellable work at its next step. A second one, or one outside such work, ends the program.
 pub fn install() {
     modes::remember();
+    modes::watch();
     if let Err(error) = ctrlc::set_handler(on_request) {
         note(format_args!("warning: Ctrl-C will end the program at once: {error}"));
     }
@@ -36,7 +42,9 @@ fn on_request() {
 /// Ends the program as interrupted, from any thread.
 fn exit() -> ! {
     restore_terminal();
-    std::process::exit(INTERRUPTED.into())
+    // Not `std::process::exit`: it runs the exit handlers of C and C++, which take away what a thread that computes still
+    // uses. Nothing here waits for them; what was printed is flushed.
+    signal_hook::low_level::exit(INTERRUPTED.into())
 }
 
 fn restore_terminal() {
@@ -83,24 +91,43 @@ pub struct Still(());
 
 impl Still {
     pub fn begin() -> Self {
-        modes::mute();
-        HIDDEN.store(true, SeqCst);
-        let _ = std::io::stderr().write_all(b"\x1b[?25l");
+        DRAWING.store(true, SeqCst);
+        still();
         Self(())
     }
 }
 
 impl Drop for Still {
     fn drop(&mut self) {
+        DRAWING.store(false, SeqCst);
         restore_terminal();
     }
+}
+
+fn still() {
+    modes::mute();
+    HIDDEN.store(true, SeqCst);
+    let _ = std::io::stderr().write_all(b"\x1b[?25l");
+}
+
+/// Whether the program was stopped since the last call. Then a picture begins anew.
+pub fn resumed() -> bool {
+    RESUMED.swap(false, SeqCst)
 }
 
 #[cfg(unix)]
 mod modes {
     use std::sync::OnceLock;
+    use std::sync::atomic::Ordering::SeqCst;
 
-    use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+    use rustix::process::getpgrp;
+    use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
+    use signal_hook::consts::{SIGQUIT, SIGTSTP};
+    use signal_hook::iterator::Signals;
+    use signal_hook::low_level::emulate_default_handler;
+
+    use super::super::output::note;
+    use super::{DRAWING, RESUMED, restore_terminal, still};
 
     /// The modes that the terminal had when the program started.
     static MODES: OnceLock<Termios> = OnceLock::new();
@@ -113,7 +140,7 @@ mod modes {
 
     pub fn restore() {
         if let Some(modes) = MODES.get() {
-            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, modes);
+            set(modes);
         }
     }
 
@@ -121,8 +148,38 @@ mod modes {
     pub fn mute() {
         if let Some(mut modes) = MODES.get().cloned() {
             modes.local_modes.remove(LocalModes::ECHO | LocalModes::ICANON);
-            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &modes);
+            set(&modes);
         }
+    }
+
+    /// In the background the terminal is another program's, and the system would stop this one for touching it.
+    fn set(modes: &Termios) {
+        if tcgetpgrp(std::io::stdin()).is_ok_and(|foreground| foreground == getpgrp()) {
+            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, modes);
+        }
+    }
+
+    /// Ctrl-\ and Ctrl-Z do what they always do, after the terminal has been restored.
+    pub fn watch() {
+        let mut signals = match Signals::new([SIGQUIT, SIGTSTP]) {
+            Ok(signals) => signals,
+            Err(error) => return note(format_args!("warning: Ctrl-Z may leave the terminal without echo: {error}")),
+        };
+        std::thread::spawn(move || {
+            for signal in signals.forever() {
+                let now = tcgetattr(std::io::stdin());
+                restore_terminal();
+                // Comes back when the program is continued; for Ctrl-\ never.
+                let _ = emulate_default_handler(signal);
+                RESUMED.store(true, SeqCst);
+                match now {
+                    _ if DRAWING.load(SeqCst) => still(),
+                    // A line editor's.
+                    Ok(modes) => set(&modes),
+                    Err(_) => {}
+                }
+            }
+        });
     }
 }
 
@@ -131,4 +188,5 @@ mod modes {
     pub fn remember() {}
     pub fn restore() {}
     pub fn mute() {}
+    pub fn watch() {}
 }

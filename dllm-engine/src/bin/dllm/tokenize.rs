@@ -3,12 +3,12 @@
 use dllm_engine::{Engine, Prompt, Tokenizer};
 use serde_json::json;
 
-use super::args::{TokenizeArgs, source};
+use super::args::TokenizeArgs;
 use super::output::{self, Outcome, Result};
 
 pub fn run(args: &TokenizeArgs) -> Result {
     let text = output::text(args.text.as_deref(), None)?;
-    let tokenizer = Tokenizer::load(&*Engine::open(&source(&args.model.model))?)?;
+    let tokenizer = Tokenizer::load(&*Engine::open(&args.model.source())?)?;
     let vocab = tokenizer.vocab();
     let ids = match args.chat {
         true => tokenizer.encode(&Prompt::from(text), false)?,

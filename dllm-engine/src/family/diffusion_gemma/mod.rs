@@ -52,13 +52,13 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
     let size = |name: &str| meta.u32(&key(name)).map(|n| n as usize);
     let size_or =
         |name: &str, default: usize| Ok::<_, Error>(meta.u32_opt(&key(name))?.map_or(default, |n| n as usize));
-    let refuse = |why: String| Error::unsupported(file.path(), why);
+    let refuse = |why: String| Error::unsupported(file.path(), format!("{why}; get an intact file or another model"));
 
     let count = size("block_count")?;
     let embed = size("embedding_length")?;
     for (name, value) in [("block_count", count), ("embedding_length", embed)] {
         if value == 0 || value > 1 << 20 {
-            return Err(refuse(format!("{} is {value}", key(name))));
+            return Err(refuse(format!("{} is {value}, not in 1..={}", key(name), 1 << 20)));
         }
     }
     for absent in ["attention.shared_kv_layers", "embedding_length_per_layer_input"] {
@@ -91,7 +91,8 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
     }
     let heads = size("attention.head_count")?;
     if let Some(bad) = kv_heads.iter().find(|&&n| n == 0 || !heads.is_multiple_of(n as usize)) {
-        return Err(refuse(format!("{heads} heads cannot share {bad} key heads")));
+        let (q, kv) = (key("attention.head_count"), key("attention.head_count_kv"));
+        return Err(refuse(format!("{heads} heads cannot share {bad} key heads ({q}, {kv})")));
     }
     let layers = (0..count)
         .map(|i| Layer {
@@ -105,7 +106,7 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
     if let Some(i) = layers.iter().position(|l| l.sliding && !l.has_value) {
         return Err(Error::file(
             file.path(),
-            format!("tensor blk.{i}.attn_v.weight is missing (sliding layers need it)"),
+            format!("tensor blk.{i}.attn_v.weight is missing, which a sliding layer needs: get an intact file"),
         ));
     }
 
@@ -126,36 +127,57 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
     }
     let eps = meta.f32(&key("attention.layer_norm_rms_epsilon"))?;
     if !(eps > 0.0 && eps < 1.0) {
-        return Err(refuse(format!("{} is {eps}", key("attention.layer_norm_rms_epsilon"))));
+        return Err(refuse(format!("{} is {eps}, not between 0 and 1", key("attention.layer_norm_rms_epsilon"))));
     }
     let vocab = file
         .tensor("token_embd.weight")
         .map(|t| t.shape[1] as usize)
-        .ok_or_else(|| Error::file(file.path(), "tensor token_embd.weight is missing"))?;
+        .ok_or_else(|| Error::file(file.path(), "tensor token_embd.weight is missing: get an intact file"))?;
     let canvas = meta.u32("diffusion.canvas_length")? as usize;
     if canvas == 0 || canvas > 1 << 16 {
         return Err(refuse(format!("diffusion.canvas_length is {canvas}, not in 1..=65536")));
     }
     let ff = per_layer("feed_forward_length")?;
     let window = size("attention.sliding_window")?;
-    if window == 0 || ff.is_empty() || ff.iter().any(|&n| n != ff[0]) {
-        return Err(refuse("a sliding window of 0 or unequal feed_forward_length entries".into()));
+    if window == 0 {
+        return Err(refuse(format!("{} is 0", key("attention.sliding_window"))));
+    }
+    let Some(&width) = ff.first().filter(|first| ff.iter().all(|n| n == *first)) else {
+        return Err(refuse(format!("{} has entries that differ: {ff:?}", key("feed_forward_length"))));
+    };
+    let max_context = size("context_length")?;
+    if max_context <= canvas {
+        return Err(refuse(format!(
+            "{} is {max_context}, which holds no prompt and a canvas of {canvas}",
+            key("context_length")
+        )));
+    }
+    // Some files write 0 for none.
+    let softcap = meta.f32_opt(&key("final_logit_softcapping"))?.filter(|cap| *cap != 0.0);
+    if let Some(cap) = softcap.filter(|cap| *cap < 0.0) {
+        return Err(refuse(format!("{} is {cap}: it must be above 0, or 0 for none", key("final_logit_softcapping"))));
     }
     let number =
         |name: &str, default: f32| Ok::<_, Error>(meta.f32_opt(&format!("diffusion.{name}"))?.unwrap_or(default));
     let count_or =
         |name: &str, default: u32| Ok::<_, Error>(meta.u32_opt(&format!("diffusion.{name}"))?.unwrap_or(default));
+    let settings = DenoiseSettings {
+        max_steps: count_or("eb_max_steps", 48)?,
+        t_min: number("eb_t_min", 0.4)?,
+        t_max: number("eb_t_max", 0.8)?,
+        entropy_bound: number("eb_entropy_bound", 0.1)?,
+        stability_threshold: Some(count_or("eb_stability_threshold", 1)?),
+        confidence_threshold: Some(number("eb_confidence_threshold", 0.005)?),
+    };
+    settings.check().map_err(|error| match error {
+        Error::BadArgument { name, why } => refuse(format!("diffusion.eb_{name}: {why}")),
+        other => other,
+    })?;
     Ok(Box::new(DiffusionGemma {
-        dims: Dims {
-            vocab,
-            canvas,
-            embed,
-            max_context: size("context_length")?,
-            softcap: meta.f32_opt(&key("final_logit_softcapping"))?.filter(|&cap| cap > 0.0),
-        },
+        dims: Dims { vocab, canvas, embed, max_context, softcap },
         layers,
         heads,
-        ff: ff[0] as usize,
+        ff: width as usize,
         window,
         eps,
         rope_full: rope("rope.dimension_count", head_full, "rope.freq_base", 1e6)?,
@@ -164,14 +186,7 @@ pub(super) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
         experts_used,
         expert_ff: size("expert_feed_forward_length")?,
         has_output: file.tensor("output.weight").is_some(),
-        settings: DenoiseSettings {
-            max_steps: count_or("eb_max_steps", 48)?,
-            t_min: number("eb_t_min", 0.4)?,
-            t_max: number("eb_t_max", 0.8)?,
-            entropy_bound: number("eb_entropy_bound", 0.1)?,
-            stability_threshold: Some(count_or("eb_stability_threshold", 1)?),
-            confidence_threshold: Some(number("eb_confidence_threshold", 0.005)?),
-        },
+        settings,
     }))
 }
 

@@ -1,0 +1,335 @@
+//! What a chat template may use of memory.
+//!
+//! minijinja bounds the instructions that a template runs, but not what they make: a text doubled forty times takes a
+//! terabyte, a list put into a list a hundred thousand times overflows the stack when it is dropped. So everything that a
+//! template makes is charged to a budget. Filters and methods are charged before they run. Operators offer no place for
+//! that; the compiled instructions are rewritten instead, so that what makes texts and lists calls a filter of this module.
+//!
+//! What is charged is never given back, so it bounds what is held at any time.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::io;
+use std::sync::OnceLock;
+
+use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Vm, WhitespaceConfig, make_string_output, parse};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Rest, Value, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
+
+/// Bytes that one rendering may make.
+pub const BUDGET: usize = 256 << 20;
+/// What a list or map costs besides its elements: no more than 16384 can be made, so none is nested deeper.
+const CONTAINER: usize = 16 << 10;
+/// What an element costs.
+const ELEMENT: usize = 40;
+/// Most of a width, a count or a precision.
+const MOST: i64 = 1 << 16;
+/// Stack of a rendering, for values as deeply nested as the budget allows.
+const STACK: usize = 128 << 20;
+
+thread_local! {
+    /// What is left of the budget of this thread's rendering.
+    static LEFT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Compiles a template; for its errors only, as [`render`] compiles again.
+///
+/// # Errors
+/// `Template` with the line and the reason.
+pub fn check(name: &str, source: &str) -> crate::Result<()> {
+    compile(name, source).map(|_| ()).map_err(|e| in_words(&e))
+}
+
+/// Renders a template within the budget.
+///
+/// # Errors
+/// `Template` with the line and the reason.
+pub fn render(env: &Environment<'static>, name: &str, source: &str, root: &Value) -> crate::Result<String> {
+    let work = || {
+        LEFT.set(BUDGET);
+        let (instructions, blocks) = compile(name, source)?;
+        let blocks: BTreeMap<_, _> = blocks.iter().map(|(name, block)| (*name, bounded(block))).collect();
+        let instructions = bounded(&instructions);
+        let mut text = String::new();
+        Vm::new(env).eval(
+            &instructions,
+            root.clone(),
+            &blocks,
+            &mut make_string_output(&mut text),
+            AutoEscape::None,
+        )?;
+        Ok(text)
+    };
+    // In words already on the thread with the large stack: an error may hold deeply nested values.
+    let work = || work().map_err(|e| in_words(&e));
+    let failed = |why: String| crate::Error::Template(format!("it cannot be run: {why}"));
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
+        let thread = thread.map_err(|e| failed(e.to_string()))?;
+        thread.join().unwrap_or_else(|_| Err(failed("a fault in the template engine, please report it".into())))
+    })
+}
+
+fn in_words(error: &Error) -> crate::Error {
+    let why = match (error.kind(), error.detail()) {
+        (ErrorKind::OutOfFuel, _) => "it does not come to an end".to_owned(),
+        (ErrorKind::WriteFailure, _) => format!("its texts and lists take more than {BUDGET} bytes"),
+        (_, Some(detail)) => detail.to_owned(),
+        (kind, None) => kind.to_string(),
+    };
+    crate::Error::Template(match error.line() {
+        Some(line) => format!("{why} (line {line} of the template)"),
+        None => why,
+    })
+}
+
+type Compiled<'s> = (Instructions<'s>, BTreeMap<&'s str, Instructions<'s>>);
+
+fn compile<'s>(name: &'s str, source: &'s str) -> Result<Compiled<'s>, Error> {
+    // As Hugging Face's `apply_chat_template` sets them.
+    let blanks = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
+    let template = parse(source, name, SyntaxConfig::default(), blanks)?;
+    let mut generator = CodeGenerator::new(name, source);
+    generator.compile_stmt(&template);
+    Ok(generator.finish())
+}
+
+/// The same instructions, with what they make charged.
+fn bounded<'s>(old: &Instructions<'s>) -> Instructions<'s> {
+    let mut new = Instructions::new(old.name(), old.source());
+    let mut places = Vec::with_capacity(old.len() + 1);
+    for i in 0..old.len() as u32 {
+        places.push(new.len() as u32);
+        for instruction in old.get(i).map(charged).into_iter().flatten() {
+            match old.get_line(i) {
+                Some(line) => new.add_with_line(instruction, u16::try_from(line).unwrap_or(u16::MAX)),
+                None => new.add(instruction),
+            };
+        }
+    }
+    places.push(new.len() as u32);
+    for i in 0..new.len() as u32 {
+        if let Some(
+            Instruction::Iterate(to)
+            | Instruction::Jump(to)
+            | Instruction::JumpIfFalse(to)
+            | Instruction::JumpIfFalseOrPop(to)
+            | Instruction::JumpIfTrueOrPop(to)
+            | Instruction::BuildMacro(_, to, _),
+        ) = new.get_mut(i)
+        {
+            *to = places.get(*to as usize).copied().unwrap_or(u32::MAX);
+        }
+    }
+    new
+}
+
+fn charged<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
+    // The last number says that the filter is not to be remembered by its place among the template's filters.
+    let filter = |name, arguments| Instruction::ApplyFilter(name, Some(arguments), u8::MAX);
+    match instruction {
+        // By way of the formatter.
+        Instruction::EmitRaw(text) => vec![Instruction::LoadConst(Value::from(*text)), Instruction::Emit],
+        Instruction::StringConcat => vec![filter("~", 2)],
+        Instruction::Add => vec![filter("+", 2)],
+        Instruction::Mul => vec![filter("*", 2)],
+        makes @ (Instruction::Slice
+        | Instruction::BuildList(_)
+        | Instruction::BuildMap(_)
+        | Instruction::ApplyFilter(..)
+        | Instruction::CallFunction(..)
+        | Instruction::CallMethod(..)
+        | Instruction::CallObject(_)) => vec![makes.clone(), filter("charge", 1)],
+        other => vec![other.clone()],
+    }
+}
+
+/// Filters and methods that make text of what they get, or more than they get.
+const BEFORE: [&str; 19] = [
+    "string",
+    "escape",
+    "e",
+    "upper",
+    "lower",
+    "title",
+    "capitalize",
+    "trim",
+    "split",
+    "lines",
+    "list",
+    "replace",
+    "join",
+    "indent",
+    "format",
+    "batch",
+    "slice",
+    "pprint",
+    "urlencode",
+];
+
+/// Gives an environment the filters that rewritten instructions call, and lets its own ones charge.
+pub fn install(env: &mut Environment<'static>) {
+    env.add_filter("charge", |value: Value| charge(size(&value)).map(|()| value));
+    env.add_filter("~", |a: Value, b: Value| text(format_args!("{a}{b}")));
+    env.add_filter("+", |a: Value, b: Value| match (a.as_str(), b.as_str()) {
+        (Some(a), Some(b)) => text(format_args!("{a}{b}")),
+        _ => {
+            let cost = size(&a).saturating_add(size(&b));
+            operator("a + b", a.clone(), b.clone(), i64::checked_add, cost)
+        }
+    });
+    env.add_filter("*", |a: Value, b: Value| {
+        let times = |many: &Value, n: &Value| size(many).saturating_mul(n.as_usize().unwrap_or(0));
+        operator("a * b", a.clone(), b.clone(), i64::checked_mul, times(&a, &b).max(times(&b, &a)))
+    });
+    for name in BEFORE {
+        env.add_filter(name, move |arguments: Rest<Value>| {
+            before(name, &arguments)?;
+            plain().empty_state().apply_filter(name, &arguments)
+        });
+    }
+    env.set_unknown_method_callback(|state, value, method, arguments| {
+        let all: Vec<Value> = [value].into_iter().chain(arguments).cloned().collect();
+        before(method, &all)?;
+        minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+    });
+    env.set_formatter(|out, state, value| match value.kind() {
+        // As Python writes them.
+        ValueKind::Bool => Ok(out.write_str(if value.is_true() { "True" } else { "False" })?),
+        ValueKind::None => Ok(out.write_str("None")?),
+        ValueKind::String => charge(size(value)).and_then(|()| minijinja::escape_formatter(out, state, value)),
+        ValueKind::Undefined | ValueKind::Number | ValueKind::Invalid => minijinja::escape_formatter(out, state, value),
+        _ => Ok(write!(Charged(out), "{value}")?),
+    });
+}
+
+/// An environment with nothing changed: what a charged filter or operator does.
+fn plain() -> &'static Environment<'static> {
+    static PLAIN: OnceLock<Environment<'static>> = OnceLock::new();
+    PLAIN.get_or_init(Environment::new)
+}
+
+/// Takes from the budget.
+fn charge(bytes: usize) -> Result<(), Error> {
+    let rest = LEFT.get().checked_sub(bytes).ok_or_else(|| Error::from(ErrorKind::WriteFailure))?;
+    LEFT.set(rest);
+    Ok(())
+}
+
+/// What a value takes, its elements' own values not looked into: those were charged when they were made.
+fn size(value: &Value) -> usize {
+    match (value.as_str(), value.kind()) {
+        (Some(text), _) => text.len(),
+        (None, ValueKind::Undefined | ValueKind::None | ValueKind::Bool | ValueKind::Number) => 0,
+        _ => CONTAINER.saturating_add(value.len().unwrap_or(0).saturating_mul(ELEMENT)),
+    }
+}
+
+fn text(parts: fmt::Arguments<'_>) -> Result<Value, Error> {
+    let mut text = String::new();
+    Charged(&mut text).write_fmt(parts)?;
+    Ok(Value::from(text))
+}
+
+/// An operator on what is no text: quickly on integers, else as minijinja has it.
+fn operator(
+    source: &'static str,
+    a: Value,
+    b: Value,
+    on_integers: impl Fn(i64, i64) -> Option<i64>,
+    cost: usize,
+) -> Result<Value, Error> {
+    if a.is_integer()
+        && b.is_integer()
+        && let (Ok(x), Ok(y)) = (i64::try_from(a.clone()), i64::try_from(b.clone()))
+        && let Some(result) = on_integers(x, y)
+    {
+        return Ok(Value::from(result));
+    }
+    charge(cost)?;
+    plain().compile_expression(source)?.eval(context! { a, b })
+}
+
+/// Charges the most that a filter or method may make of its arguments, the value first.
+fn before(name: &str, arguments: &[Value]) -> Result<(), Error> {
+    if !BEFORE.contains(&name) && name != "splitlines" {
+        return Ok(());
+    }
+    let mut total = 0usize;
+    for value in arguments {
+        total = total.saturating_add(written(value)?);
+        if value.is_integer() && i64::try_from(value.clone()).map_or(true, |n| n.abs() > MOST) {
+            let why = format!("{name}: {value} is more than {MOST}");
+            return Err(Error::new(ErrorKind::InvalidOperation, why));
+        }
+    }
+    let text = |i: usize| arguments.get(i).and_then(Value::as_str).unwrap_or_default();
+    let largest = arguments.iter().filter_map(|v| i64::try_from(v.clone()).ok()).max().unwrap_or(0);
+    let largest = usize::try_from(largest).unwrap_or(0);
+    let more = match name {
+        // A separator for each element; as a method it is the value.
+        "join" => {
+            let longest = arguments.iter().filter_map(Value::as_str).map(str::len).max().unwrap_or(0);
+            let elements = arguments.iter().filter_map(Value::len).max().unwrap_or(0);
+            longest.saturating_mul(elements)
+        }
+        "replace" => text(0).matches(text(1)).count().saturating_mul(text(2).len()),
+        "indent" => text(0).lines().count().saturating_add(1).saturating_mul(largest.max(4)),
+        "batch" | "slice" => largest.saturating_mul(CONTAINER),
+        "list" | "lines" | "split" | "splitlines" => total.saturating_mul(ELEMENT),
+        "format" => widths(text(0))?.saturating_add(largest.saturating_mul(text(0).matches('*').count())),
+        _ => 0,
+    };
+    charge(more)
+}
+
+/// The sum of the numbers in a format.
+fn widths(format: &str) -> Result<usize, Error> {
+    let numbers = format.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+    numbers.map(|digits| digits.parse::<i64>().ok().filter(|n| *n <= MOST).map(|n| n as usize)).try_fold(0, |sum, n| {
+        let why = || Error::new(ErrorKind::InvalidOperation, format!("format: a number in it is more than {MOST}"));
+        n.map(|n| usize::saturating_add(sum, n)).ok_or_else(why)
+    })
+}
+
+/// Charges what a value is as text, and returns that. Lists that share elements can be far longer as text than in memory.
+fn written(value: &Value) -> Result<usize, Error> {
+    let left = LEFT.get();
+    match value.as_str() {
+        Some(text) => charge(text.len())?,
+        None => write!(Charged(&mut Nowhere), "{value}")?,
+    }
+    Ok(left - LEFT.get())
+}
+
+/// Charges what is written through it.
+pub struct Charged<'w, W: ?Sized>(pub &'w mut W);
+
+impl<W: fmt::Write + ?Sized> fmt::Write for Charged<'_, W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        charge(text.len()).map_err(|_| fmt::Error)?;
+        self.0.write_str(text)
+    }
+}
+
+impl io::Write for Charged<'_, Vec<u8>> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        charge(bytes.len()).map_err(io::Error::other)?;
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Nowhere;
+
+impl fmt::Write for Nowhere {
+    fn write_str(&mut self, _: &str) -> fmt::Result {
+        Ok(())
+    }
+}
