@@ -6,16 +6,15 @@ set -uo pipefail
 program=$1
 here=$(cd "$(dirname "$0")" && pwd)
 state=$(mktemp -d)
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-"$program" --http "127.0.0.1:$port" --state-dir "$state" --threads 1 &
-server=$!
-trap 'kill "$server" 2>/dev/null; rm -rf "$state"' EXIT
-curl -sf --retry 50 --retry-delay 1 --retry-connrefused "http://127.0.0.1:$port/health" >/dev/null || exit 1
+coproc server { exec "$program" --http 127.0.0.1:0 --state-dir "$state" --threads 1; }
+trap 'kill "$server_PID" 2>/dev/null; rm -rf "$state"' EXIT
+read -r line <&"${server[0]}"
+url=${line#listening on }
 
 passed=0
 failed=0
 for revision in 2025-11-25 2026-07-28; do
-    if node node_modules/@modelcontextprotocol/conformance/dist/index.js server --url "http://127.0.0.1:$port/mcp" \
+    if node node_modules/@modelcontextprotocol/conformance/dist/index.js server --url "$url" \
         --requirements "$revision" --expected-failures "$here/conformance-$revision.yml"; then
         passed=$((passed + 1))
     else

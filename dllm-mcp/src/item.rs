@@ -179,7 +179,7 @@ impl Recipe {
             fill(&self.template, &fields)?
         };
         let request = settings.request(&prompt, &system, None)?;
-        Ok(Item { id, ask: Ask { request, pieces: Vec::new() } })
+        Ok(Item { id, ask: Ask::new(request) })
     }
 
     /// The batch's settings with an item's on top.

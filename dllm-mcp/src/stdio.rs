@@ -94,12 +94,34 @@ pub async fn signal() {
 pub async fn parent_gone() {
     let parent = rustix::process::getppid();
     // Without a parent to lose (a container's first process has none) there is nothing to wait for.
-    if parent.is_none_or(rustix::process::Pid::is_init) {
+    let Some(pid) = parent.filter(|pid| !pid.is_init()) else {
         return std::future::pending().await;
+    };
+    if exit_of(pid).await.is_ok() {
+        return;
     }
-    while rustix::process::getppid() == parent {
+    // Where the system tells no exits of others.
+    while rustix::process::getppid() == Some(pid) {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
+}
+
+/// Returns at the moment when a process exits; an error where it cannot be watched.
+#[cfg(target_os = "linux")]
+async fn exit_of(pid: rustix::process::Pid) -> io::Result<()> {
+    let watch = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+    // Readable once the process has ended. One with the same number that came later is not our parent.
+    if rustix::process::getppid() == Some(pid) {
+        let watch = tokio::io::unix::AsyncFd::with_interest(watch, tokio::io::Interest::READABLE)?;
+        drop(watch.readable().await?);
+    }
+    Ok(())
+}
+
+/// Returns at the moment when a process exits; an error where it cannot be watched.
+#[cfg(all(unix, not(target_os = "linux")))]
+async fn exit_of(_: rustix::process::Pid) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Returns when the process that started this one is gone: its other children may hold the pipe open, so that no end of

@@ -1,91 +1,15 @@
 //! Complaints about the life of the real program, with the tiny model inside it.
 
+mod program;
+
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use program::Program;
 use serde_json::{Value, json};
-
-/// The program, spoken to as a fleet host does: a line reader that gives up at 64 KiB, and an undrained standard error.
-struct Program {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-    next_id: u64,
-}
-
-impl Program {
-    fn start(state: &Path, arguments: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dllm-mcp"));
-        // Almost no environment, as SDK hosts do.
-        command.env_clear().args(arguments).arg("--state-dir").arg(state).args(["--threads", "1"]);
-        for name in ["SystemRoot", "PATH"] {
-            if let Some(value) = std::env::var_os(name) {
-                command.env(name, value);
-            }
-        }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        let mut program = Self { child, input, output, next_id: 0 };
-        let hello = json!({"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": {"name": "fleet", "version": "1"}});
-        let reply = program.request("initialize", &hello);
-        assert_eq!(reply["result"]["protocolVersion"], "2024-11-05");
-        program.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
-        program
-    }
-
-    fn send(&mut self, message: &Value) {
-        writeln!(self.input.as_mut().unwrap(), "{message}").unwrap();
-    }
-
-    fn line(&mut self) -> Value {
-        let mut line = String::new();
-        assert!(self.output.read_line(&mut line).unwrap() > 0, "the program hung up");
-        assert!(line.len() < 64 * 1024, "a 64 KiB reader would fail");
-        let value: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
-        assert_eq!(value["jsonrpc"], "2.0");
-        value
-    }
-
-    fn request(&mut self, method: &str, params: &Value) -> Value {
-        self.next_id += 1;
-        let id = self.next_id;
-        self.send(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
-        loop {
-            let line = self.line();
-            if line["id"] == json!(id) {
-                return line;
-            }
-        }
-    }
-
-    fn call(&mut self, tool: &str, arguments: &Value) -> Value {
-        let reply = self.request("tools/call", &json!({"name": tool, "arguments": arguments}));
-        let text = reply["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}"));
-        serde_json::from_str(text).unwrap()
-    }
-
-    /// Waits for the end; `None` if it has not come within a second (and some for a busy machine).
-    fn ended(&mut self) -> Option<std::process::ExitStatus> {
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(3) {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return Some(status);
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        None
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn sums(n: usize) -> String {
     (0..n).map(|i| format!("{{\"id\":\"r{i}\",\"a\":{},\"b\":{}}}\n", 10 + i % 80, 11 + i % 60)).collect()
@@ -118,7 +42,7 @@ fn c07_end_of_input_while_idle() {
     let state = tempfile::tempdir().unwrap();
     let mut program = Program::start(state.path(), &[]);
     program.input = None;
-    assert!(program.ended().is_some_and(|status| status.success()));
+    assert!(program.ended().success());
 }
 
 #[test]
@@ -129,7 +53,7 @@ fn c07_end_of_input_while_busy() {
     program.call("dllm_batch", &json!({"input_path": "in.jsonl", "template": "{{a}} + {{b}} =", "max_tokens": 16}));
     program.call("dllm_generate", &json!({"prompt": "1 + 1 =", "max_tokens": 16}));
     program.input = None;
-    assert!(program.ended().is_some_and(|status| status.success()));
+    assert!(program.ended().success());
 }
 
 #[cfg(unix)]
@@ -137,7 +61,7 @@ fn c07_end_of_input_while_busy() {
 fn c07_the_parent_is_killed_and_the_pipe_stays_open() {
     let state = tempfile::tempdir().unwrap();
     // The shell starts the program, tells its id, and is then killed while this test holds both pipes.
-    let script = "\"$0\" --state-dir \"$1\" <&3 & echo $!; wait";
+    let script = "\"$0\" --state-dir \"$1\" --threads 1 <&3 & echo $!; wait";
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("exec 3<&0; {script}"), env!("CARGO_BIN_EXE_dllm-mcp")]).arg(state.path());
     let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -149,13 +73,7 @@ fn c07_the_parent_is_killed_and_the_pipe_stays_open() {
     shell.kill().unwrap();
     shell.wait().unwrap();
     // The pipe is at its end only when the program, its last writer, has gone.
-    let (done, ended) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let mut rest = Vec::new();
-        let _ = output.read_to_end(&mut rest);
-        let _ = done.send(());
-    });
-    assert!(ended.recv_timeout(Duration::from_secs(5)).is_ok(), "process {} lives on", pid.trim());
+    assert!(program::read_to_end(output), "process {} lives on", pid.trim());
 }
 
 #[cfg(unix)]
@@ -167,7 +85,7 @@ fn c07_a_termination_signal_while_busy() {
     program.call("dllm_batch", &json!({"input_path": "in.jsonl", "template": "{{a}} + {{b}} =", "max_tokens": 16}));
     let killed = Command::new("kill").arg(program.child.id().to_string()).status().unwrap();
     assert!(killed.success());
-    assert!(program.ended().is_some_and(|status| status.success()));
+    assert!(program.ended().success());
 }
 
 #[test]
