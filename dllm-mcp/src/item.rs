@@ -5,9 +5,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::answer::Format;
 use crate::backend::Ask;
 use crate::error::{Fault, Result};
+use crate::format::Format;
 
 /// Numbers up to here survive JavaScript.
 const MAX_SEED: i64 = (1 << 53) - 1;

@@ -10,9 +10,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::answer::{Answer, Format};
+use crate::answer::Answer;
 use crate::backend::{Frame, Tick};
 use crate::error::{Fault, Kind, Result};
+use crate::format::Format;
 
 /// Ended jobs are kept so long.
 const KEPT: Duration = Duration::from_secs(3600);

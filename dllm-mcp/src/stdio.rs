@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::CancellationToken;
 
 /// The stream for replies. From now on whatever else writes to standard output or standard error writes to `log`: the
@@ -33,20 +33,45 @@ pub fn claim_stdout(_log: &File) -> io::Result<File> {
     Ok(File::from(io::stdout().as_handle().try_clone_to_owned()?))
 }
 
-/// A reader that trips a token at the end of its input, even while requests are being answered.
-pub struct EofWatch<R> {
-    inner: R,
+/// One direction of the way to the host. It trips a token when the host is gone: at the end of the input, even while
+/// requests are being answered, and when a reply cannot be written.
+pub struct Watched<T> {
+    inner: T,
     ended: CancellationToken,
 }
 
-impl<R> EofWatch<R> {
-    /// Wraps a reader.
-    pub fn new(inner: R, ended: CancellationToken) -> Self {
+impl<T> Watched<T> {
+    /// Wraps a stream.
+    pub fn new(inner: T, ended: CancellationToken) -> Self {
         Self { inner, ended }
+    }
+
+    fn check<R>(&self, poll: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+        if let Poll::Ready(Err(_)) = poll {
+            self.ended.cancel();
+        }
+        poll
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for EofWatch<R> {
+impl<W: AsyncWrite + Unpin> AsyncWrite for Watched<W> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.inner).poll_write(cx, bytes);
+        self.check(poll)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let poll = Pin::new(&mut self.inner).poll_flush(cx);
+        self.check(poll)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let poll = Pin::new(&mut self.inner).poll_shutdown(cx);
+        self.check(poll)
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Watched<R> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let poll = Pin::new(&mut self.inner).poll_read(cx, buf);
@@ -110,11 +135,16 @@ pub async fn parent_gone() {
 #[cfg(target_os = "linux")]
 async fn exit_of(pid: rustix::process::Pid) -> io::Result<()> {
     let watch = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
-    // Readable once the process has ended. One with the same number that came later is not our parent.
-    if rustix::process::getppid() == Some(pid) {
-        let watch = tokio::io::unix::AsyncFd::with_interest(watch, tokio::io::Interest::READABLE)?;
-        drop(watch.readable().await?);
+    // One with the same number that came later is not our parent.
+    if rustix::process::getppid() != Some(pid) {
+        return Ok(());
     }
+    let wait = move || {
+        // Readable once the process has ended.
+        let mut fds = [rustix::event::PollFd::new(&watch, rustix::event::PollFlags::IN)];
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None))
+    };
+    tokio::task::spawn_blocking(wait).await.map_err(io::Error::other)??;
     Ok(())
 }
 

@@ -38,7 +38,7 @@ fn the_tiny_model_answers_and_says_who_it_is() {
 }
 
 #[test]
-fn c07_end_of_input_while_idle() {
+fn c07_c08_end_of_input_while_idle() {
     let state = tempfile::tempdir().unwrap();
     let mut program = Program::start(state.path(), &[]);
     program.input = None;
@@ -46,7 +46,7 @@ fn c07_end_of_input_while_idle() {
 }
 
 #[test]
-fn c07_end_of_input_while_busy() {
+fn c07_c08_end_of_input_while_busy() {
     let state = tempfile::tempdir().unwrap();
     let mut program = Program::start(state.path(), &[]);
     std::fs::write(state.path().join("files/in.jsonl"), sums(10_000)).unwrap();
@@ -128,6 +128,20 @@ fn c15_two_servers_at_once() {
     assert!(busy["message"].as_str().unwrap().contains(&first.child.id().to_string()), "{busy}");
     first.call("dllm_models", &json!({"operation": "unload"}));
     assert_eq!(second.call("dllm_generate", &question)["success"], true);
+}
+
+/// A file with a hole takes no room on the disk.
+#[cfg(unix)]
+#[test]
+fn c05_listing_with_a_model_of_18_gib() {
+    let state = tempfile::tempdir().unwrap();
+    let big = state.path().join("big.gguf");
+    std::fs::File::create(&big).unwrap().set_len(18 << 30).unwrap();
+    let mut program = Program::start(state.path(), &["--model", big.to_str().unwrap()]);
+    assert_eq!(program.request("tools/list", &json!({}))["result"]["tools"].as_array().unwrap().len(), 8);
+    assert_eq!(program.call("dllm_generate", &json!({"prompt": "p"}))["error"]["type"], "load_failed");
+    let list = program.call("dllm_models", &json!({"operation": "list"}));
+    assert!(list["data"]["models"][0]["problem"].as_str().unwrap().contains("big.gguf"), "{list}");
 }
 
 #[test]

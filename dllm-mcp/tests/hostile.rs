@@ -30,6 +30,7 @@ async fn issue_3_junk_lines_do_not_end_the_session() {
         b"Content-Length: 5\r",
         b"{\"jsonrpc\":\"1.0\",\"id\":1,\"method\":\"ping\"}",
         b"{\"jsonrpc\":\"2.0\"}",
+        br#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"\ud800"}}"#,
         b"{\"jsonrpc\":\"2.0\",\"id\":{},\"method\":\"ping\"}",
         b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/unknown\",\"params\":7}",
         b"{\"jsonrpc\":\"2.0\",\"id\":99,\"result\":{}}",
@@ -129,5 +130,5 @@ fn issue_3_a_host_that_closes_its_ear_ends_the_program() {
     program.output = None;
     // Its input stays open; the first reply that cannot be written is the sign.
     program.send(&json!({"jsonrpc": "2.0", "id": 7, "method": "ping"}));
-    assert!(program.child.wait().unwrap().success());
+    assert!(program.exited().success());
 }

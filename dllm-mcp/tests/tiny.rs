@@ -5,18 +5,18 @@ mod program;
 use program::Program;
 use serde_json::{Value, json};
 
-const RECORD: &str = "Make a JSON record for Anna, age 31, city Rome.";
-const TEMPLATE: &str = r#"{"name": "[[fill:2]]", "age": [[fill:2]], "city": "[[fill:2]]"}"#;
+const RECORD: &str = "Make a JSON record for Lena, age 41, city Ottawa.";
+const TEMPLATE: &str = r#"{"name": "[[fill:1]]", "age":[[fill:3]], "city": "[[fill:1]]"}"#;
 
 #[test]
 fn issue_3_gaps_are_filled_between_given_texts() {
     let state = tempfile::tempdir().unwrap();
     let mut program = Program::start(state.path(), &[]);
     let whole = program.call("dllm_generate", &json!({"prompt": RECORD, "seed": 1, "max_tokens": 64}));
-    assert_eq!(whole["data"]["text"], r#"{"name": "Anna", "age": 31, "city": "Rome"}"#, "{whole}");
+    assert_eq!(whole["data"]["text"], r#"{"name": "Lena", "age": 41, "city": "Ottawa"}"#, "{whole}");
     let filled = program.call("dllm_infill", &json!({"prompt": RECORD, "template": TEMPLATE, "seed": 1}));
     assert_eq!(filled["data"]["text"], whole["data"]["text"], "{filled}");
-    assert_eq!(filled["data"]["filled"], json!(["Anna", "31", "Rome"]), "{filled}");
+    assert_eq!(filled["data"]["filled"], json!(["Lena", " 41", "Ottawa"]), "{filled}");
 }
 
 #[test]

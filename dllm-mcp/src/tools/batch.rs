@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::generate::{drawn, format, max_tokens};
 use super::{Call, args};
-use crate::answer::Format;
 use crate::batch::{self, BatchRun, Existing, Input, Survey};
 use crate::error::{Fault, Kind, Result};
+use crate::format::Format;
 use crate::item::{Recipe, Settings};
 use crate::jobs::Job;
 use crate::progress;

@@ -8,9 +8,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{Call, args};
-use crate::answer::{Answer, Format};
+use crate::answer::Answer;
 use crate::backend::Ask;
 use crate::error::{Fault, Kind, Result};
+use crate::format::Format;
 use crate::item::{Settings, in_range};
 use crate::jobs::{Job, State, Task};
 use crate::progress;
