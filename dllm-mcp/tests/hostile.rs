@@ -57,7 +57,11 @@ async fn issue_3_wrong_types_are_errors_of_the_call() {
         json!({"name": "x".repeat(200_000), "arguments": {}}),
     ] {
         let id = client.request("tools/call", params.clone()).await;
-        let reply = client.reply(id).await;
+        // What does not have the shape of a request is refused by the protocol's library without the id.
+        let mut reply = client.line().await;
+        while reply["id"] != json!(id) && !reply["id"].is_null() {
+            reply = client.line().await;
+        }
         assert!(reply["error"]["message"].is_string(), "{params:.80}: {reply}");
     }
     for arguments in [
@@ -130,5 +134,5 @@ fn issue_3_a_host_that_closes_its_ear_ends_the_program() {
     program.output = None;
     // Its input stays open; the first reply that cannot be written is the sign.
     program.send(&json!({"jsonrpc": "2.0", "id": 7, "method": "ping"}));
-    assert!(program.exited().success());
+    assert!(program.ended().success());
 }

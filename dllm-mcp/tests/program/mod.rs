@@ -1,7 +1,7 @@
 //! The real program, as a host starts it.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -67,8 +67,8 @@ impl Program {
         serde_json::from_str(text).unwrap()
     }
 
-    /// As `ended`, where nobody reads the output.
-    pub fn exited(&mut self) -> std::process::ExitStatus {
+    /// Waits for the end and tells how it ended. It should come within a second; the limit is for busy machines.
+    pub fn ended(&mut self) -> std::process::ExitStatus {
         for _ in 0..6000 {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
@@ -77,22 +77,6 @@ impl Program {
         }
         panic!("the program lives on");
     }
-
-    /// Waits for the end, which shows as the end of its output, and tells how it ended.
-    pub fn ended(&mut self) -> std::process::ExitStatus {
-        assert!(read_to_end(self.output.take().unwrap()), "the program lives on");
-        self.child.wait().unwrap()
-    }
-}
-
-/// Whether a program's output comes to its end. It should within a second; the limit is for busy machines.
-pub fn read_to_end(mut output: BufReader<ChildStdout>) -> bool {
-    let (done, ended) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let _ = output.read_to_end(&mut Vec::new());
-        let _ = done.send(());
-    });
-    ended.recv_timeout(Duration::from_secs(60)).is_ok()
 }
 
 impl Drop for Program {
