@@ -260,7 +260,7 @@ fn memory_threads_and_descriptors_stay_flat() {
         };
         (field("VmRSS:"), field("Threads:"), std::fs::read_dir(proc.join("fd")).unwrap().count() as u64)
     };
-    let calls = std::env::var("DLLM_TEST_CALLS").ok().and_then(|n| n.parse().ok()).unwrap_or(300_u64);
+    let calls = std::env::var("DLLM_TEST_CALLS").ok().and_then(|n| n.parse().ok()).unwrap_or(1000_u64);
     let question = |seed: u64| json!({"prompt": "2 + 2 =", "max_tokens": 4, "seed": seed});
     // The table of jobs must be full before the first measurement.
     for seed in 0..250 {
