@@ -303,7 +303,8 @@ impl Engine {
         let prompt = self.encode(&request.prompt, request.thinking)?;
         let settings = self.settings.with(&request.denoise)?;
         let seed = request.seed.unwrap_or_else(drawn_seed);
-        let settler = Settler::new(Arc::clone(self.vocab()), &prompt, &request.stop, request.max_tokens)?;
+        let given = request.pins.iter().map(|pin| pin.position.saturating_add(1)).max().unwrap_or(0);
+        let settler = Settler::new(Arc::clone(self.vocab()), &prompt, &request.stop, request.max_tokens)?.given(given);
         let sampler = (request.sampler.unwrap_or(self.sampler).make)(&settings);
         let candidate = request.candidate;
         let ticket = Ticket { seed, candidate, sampler: sampler.name(), max_steps: settings.max_steps };

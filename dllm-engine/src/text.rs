@@ -22,6 +22,8 @@ pub struct Settler {
     markers: ThoughtTokens,
     stops: Vec<Vec<u8>>,
     max_tokens: usize,
+    /// Tokens up to the last given one, which end tokens do not end.
+    given: usize,
     /// The answer's tokens, and for each how many bytes of the answer stood before it.
     tokens: Vec<u32>,
     starts: Vec<usize>,
@@ -77,6 +79,7 @@ impl Settler {
             markers,
             stops: stop.iter().map(|s| s.as_bytes().to_vec()).collect(),
             max_tokens,
+            given: 0,
             tokens: Vec::new(),
             starts: Vec::new(),
             in_thought: false,
@@ -88,6 +91,12 @@ impl Settler {
         };
         settler.continue_prompt(prompt);
         Ok(settler)
+    }
+
+    /// The answer has at least `n` tokens: end tokens before do not end it, and print nothing.
+    pub fn given(mut self, n: usize) -> Self {
+        self.given = n;
+        self
     }
 
     /// Adds the tokens of a finished canvas and returns the text of the answer that is final now. Held back is what may be
@@ -152,7 +161,8 @@ impl Settler {
     }
 
     fn add(&mut self, id: u32) {
-        if self.vocab.is_eog(id) {
+        let end = self.vocab.is_eog(id);
+        if end && self.tokens.len() >= self.given {
             self.finished = Some(FinishReason::Stop);
             return;
         }
@@ -163,7 +173,7 @@ impl Settler {
             self.thoughts.push(Vec::new());
         } else if Some(id) == self.markers.close {
             self.in_thought = false;
-        } else if !self.vocab.is_hidden(id) {
+        } else if !end && !self.vocab.is_hidden(id) {
             self.add_piece(id);
         }
         if self.finished.is_none() && self.tokens.len() >= self.max_tokens {

@@ -126,6 +126,22 @@ fn a_canvas_of_pins_only_comes_back_as_it_is() {
 }
 
 #[test]
+fn issue_3_an_end_token_before_a_given_position_ends_nothing() {
+    let canvas = [1, EOG, 3, 4, EOG, 6, EOG, 8];
+    for (pin, tokens) in [(3, &[1, EOG, 3, 40][..]), (5, &[1, EOG, 3, 4, EOG, 40][..])] {
+        let mut pinned = work(&[1], 24, 0);
+        pinned.pins = vec![Pin { position: pin, token: 40 }];
+        let done = certain(canvas).generate(pinned, &mut silent).unwrap();
+        assert_eq!((&done.tokens[..], done.finish_reason), (tokens, FinishReason::Stop), "given at {pin}");
+    }
+    // A given position in the second canvas keeps the first one whole.
+    let mut pinned = work(&[1], 24, 0);
+    pinned.pins = vec![Pin { position: 8, token: 40 }];
+    let done = certain(canvas).generate(pinned, &mut silent).unwrap();
+    assert_eq!((&done.tokens[..8], &done.tokens[8..]), (&canvas[..], &[40][..]));
+}
+
+#[test]
 fn all_logits_not_a_number() {
     let script = |seen: &Seen<'_>, out: &mut [Position]| {
         let row = [f32::NAN; SHAPE.vocab];

@@ -14,6 +14,15 @@ pub struct Ask {
     pub request: Request,
     /// For infill: the answer's given texts and its gaps, in order. Empty for plain generation.
     pub pieces: Vec<Piece>,
+    /// Whether the caller wants to see each denoising step.
+    pub trace: bool,
+}
+
+impl Ask {
+    /// Plain generation without a trace.
+    pub fn new(request: Request) -> Self {
+        Self { request, pieces: Vec::new(), trace: false }
+    }
 }
 
 /// A part of an answer with given text.
@@ -25,13 +34,36 @@ pub enum Piece {
     Gap(usize),
 }
 
+/// A canvas after one denoising step.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Frame {
+    /// Number of the canvas, from 0.
+    pub canvas: usize,
+    /// Number of the step, from 1.
+    pub step: u32,
+    /// The likeliest tokens, as text: the draft.
+    pub text: String,
+    /// Positions whose drawn token was accepted.
+    pub accepted: usize,
+    /// Positions of the canvas.
+    pub positions: usize,
+    /// Mean entropy in nats.
+    pub mean_entropy: f32,
+    /// Temperature of the step.
+    pub temperature: f32,
+    /// Whether the canvas ended with this step.
+    pub stop: bool,
+}
+
 /// Progress of one request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Tick {
     /// Denoising steps done; a canvas that stopped early counts as all its steps.
     pub steps: u64,
     /// Most steps of the request.
     pub total: u64,
+    /// The step, where it was asked for.
+    pub frame: Option<Frame>,
 }
 
 /// What is loaded.
@@ -117,6 +149,6 @@ pub trait Host: Send + Sync + 'static {
     fn default_model(&self) -> String;
     /// The models that callers may load. Reads metadata only.
     fn models(&self) -> Vec<ModelCard>;
-    /// Memory of the device.
-    fn memory(&self) -> Memory;
+    /// Memory of the device; `None` while nothing is loaded.
+    fn memory(&self) -> Option<Memory>;
 }

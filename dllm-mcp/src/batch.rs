@@ -2,7 +2,7 @@
 //! goes on where it was.
 
 use std::collections::HashSet;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,8 +15,10 @@ use crate::item::{Item, Recipe};
 use crate::jobs::Job;
 use crate::queue::Unit;
 
-/// Longest line of an input or output file.
+/// Longest line of an input file.
 const MAX_LINE: u64 = 1024 * 1024;
+/// Longest line of an output file; what is longer was written by somebody else.
+const MAX_RESULT: u64 = 64 * 1024 * 1024;
 /// Rejected items that are told one by one.
 const REJECTED_SHOWN: usize = 20;
 
@@ -148,6 +150,12 @@ pub fn open_output(path: &Path, existing: Existing) -> Result<(File, HashSet<Str
     let mut options = OpenOptions::new();
     // Not in append mode: that forbids cutting a torn line on some systems. There is one writer.
     options.read(true).write(true);
+    #[cfg(windows)]
+    {
+        use std::os::windows::fs::OpenOptionsExt;
+        // Others may read it, but neither write, rename nor remove it meanwhile (FILE_SHARE_READ).
+        options.share_mode(1);
+    }
     match existing {
         Existing::Refuse => options.create_new(true),
         Existing::Resume | Existing::Overwrite => options.create(true),
@@ -158,6 +166,13 @@ pub fn open_output(path: &Path, existing: Existing) -> Result<(File, HashSet<Str
         }
         _ => fault(&e),
     })?;
+    // Elsewhere locks are only for those who ask, which other servers do. On Windows they would keep readers out, too.
+    if cfg!(unix)
+        && let Err(TryLockError::WouldBlock) = file.try_lock()
+    {
+        let why = format!("{} is being written by another batch: wait for its end", path.display());
+        return Err(Fault::new(Kind::PathRefused, why));
+    }
     if existing == Existing::Overwrite {
         file.set_len(0).map_err(|e| fault(&e))?;
     }
@@ -173,7 +188,7 @@ fn done_ids(file: &mut File) -> io::Result<HashSet<String>> {
     let mut line = Vec::new();
     loop {
         line.clear();
-        let read = reader.read_until(b'\n', &mut line)?;
+        let read = read_result(&mut reader, &mut line)?;
         if read == 0 || line.last() != Some(&b'\n') {
             break;
         }
@@ -188,6 +203,31 @@ fn done_ids(file: &mut File) -> io::Result<HashSet<String>> {
     Ok(done)
 }
 
+/// The file that results go to, watched: what is written to a file that was moved away or removed would be lost.
+struct Output {
+    file: File,
+    path: PathBuf,
+    identity: Option<same_file::Handle>,
+}
+
+impl Output {
+    fn new(file: File, path: PathBuf) -> Self {
+        let identity = file.try_clone().and_then(same_file::Handle::from_file).ok();
+        Self { file, path, identity }
+    }
+
+    /// Adds a line in one write, so that a kill leaves at most one torn line.
+    fn append(&mut self, line: &[u8]) -> Result<()> {
+        if self.identity.as_ref() != same_file::Handle::from_path(&self.path).ok().as_ref() {
+            let why = format!("{} was replaced or removed while the batch ran", self.path.display());
+            return Err(Fault::new(Kind::PathRefused, why));
+        }
+        // Its end may have moved: somebody may have emptied it.
+        let end = self.file.seek(SeekFrom::End(0));
+        end.and_then(|_| self.file.write_all(line)).map_err(|e| io_fault("write", &self.path, &e))
+    }
+}
+
 /// A batch that runs.
 pub struct BatchRun {
     job: Arc<Job>,
@@ -195,7 +235,9 @@ pub struct BatchRun {
     recipe: Recipe,
     /// Ids that are done, or were started.
     seen: HashSet<String>,
-    output: File,
+    /// Items that were started; the job's total was counted before.
+    started: u64,
+    output: Output,
     in_flight: usize,
     exhausted: bool,
     fault: Option<Fault>,
@@ -216,7 +258,19 @@ impl BatchRun {
     /// # Errors
     /// `PathRefused` where the input cannot be read.
     pub fn new(job: Arc<Job>, input: &Input, recipe: Recipe, output: File, done: HashSet<String>) -> Result<Self> {
-        Ok(Self { job, lines: input.open()?, recipe, seen: done, output, in_flight: 0, exhausted: false, fault: None })
+        let nothing = job.view().total == 0;
+        let output = Output::new(output, job.output.clone().unwrap_or_default());
+        Ok(Self {
+            job,
+            lines: input.open()?,
+            recipe,
+            seen: done,
+            started: 0,
+            output,
+            in_flight: 0,
+            exhausted: nothing,
+            fault: None,
+        })
     }
 
     /// Its job.
@@ -231,9 +285,15 @@ impl BatchRun {
 
     /// The next item to run.
     pub fn take_next(&mut self) -> Option<Unit> {
+        let total = self.job.view().total;
         while !self.exhausted {
             if let Some(fault) = self.job.over() {
                 self.fail(fault);
+                return None;
+            }
+            if self.started == total {
+                // What was added to the file since it was looked through belongs to the next batch.
+                self.exhausted = true;
                 return None;
             }
             match self.lines.next() {
@@ -243,11 +303,15 @@ impl BatchRun {
                     if let Ok(Item { id, ask }) = item
                         && self.seen.insert(id.clone())
                     {
-                        self.in_flight += 1;
+                        (self.in_flight, self.started) = (self.in_flight + 1, self.started + 1);
                         return Some(Unit { job: Arc::clone(&self.job), part: 0, item: Some(id), ask });
                     }
                 }
-                Ok(None) => self.exhausted = true,
+                Ok(None) => {
+                    let why =
+                        format!("the input changed while the batch ran: {} of {total} items were found", self.started);
+                    self.fail(Fault::new(Kind::PathRefused, why));
+                }
                 Err(e) => self.fail(read_fault(&e)),
             }
         }
@@ -266,12 +330,10 @@ impl BatchRun {
         let ok = line["ok"] == json!(true);
         let mut bytes = line.to_string().into_bytes();
         bytes.push(b'\n');
-        // One write call, so that a kill leaves at most one torn line.
-        match self.output.write_all(&bytes).and_then(|()| self.output.flush()) {
+        match self.output.append(&bytes) {
             Ok(()) => self.job.count(!ok),
-            Err(e) => {
-                let path = self.job.output.clone().unwrap_or_default();
-                self.fail(io_fault("write", &path, &e));
+            Err(fault) => {
+                self.fail(fault);
                 self.job.cancel.cancel();
             }
         }
@@ -345,13 +407,21 @@ pub fn page(path: &Path, cursor: u64, limit: usize, budget: usize) -> Result<(Ve
     if cursor > len {
         return Err(Fault::argument("cursor", format!("{cursor} is behind the end at {len}")));
     }
-    file.seek(SeekFrom::Start(cursor)).map_err(fault)?;
+    // A cursor inside a line is none that was given out.
+    let mut before = [b'\n'];
+    file.seek(SeekFrom::Start(cursor.saturating_sub(1))).map_err(fault)?;
+    if cursor > 0 {
+        file.read_exact(&mut before).map_err(fault)?;
+    }
+    if before != [b'\n'] {
+        return Err(Fault::argument("cursor", format!("no line begins at {cursor}")));
+    }
     let mut reader = BufReader::new(file);
     let (mut items, mut at, mut size) = (Vec::new(), cursor, 0_usize);
     let mut line = Vec::new();
     while items.len() < limit {
         line.clear();
-        let read = reader.read_until(b'\n', &mut line).map_err(fault)?;
+        let read = read_result(&mut reader, &mut line).map_err(fault)?;
         if read == 0 || line.last() != Some(&b'\n') || (!items.is_empty() && size + read > budget) {
             break;
         }
@@ -361,6 +431,15 @@ pub fn page(path: &Path, cursor: u64, limit: usize, budget: usize) -> Result<(Ve
         }
     }
     Ok((items, at, at < len))
+}
+
+/// A whole line of an output file, its end included.
+fn read_result(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<usize> {
+    let read = reader.take(MAX_RESULT).read_until(b'\n', line)?;
+    if read as u64 == MAX_RESULT {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a line has {MAX_RESULT} bytes or more")));
+    }
+    Ok(read)
 }
 
 fn io_fault(action: &str, path: &Path, error: &io::Error) -> Fault {

@@ -37,8 +37,8 @@ pub struct Config {
     #[arg(long, env = "DLLM_THREADS", default_value_t = 0)]
     pub threads: usize,
     /// Minutes without work after which the model is unloaded; 0 never.
-    #[arg(long, env = "DLLM_IDLE_MINUTES", default_value_t = 15)]
-    pub idle_minutes: u64,
+    #[arg(long, env = "DLLM_IDLE_MINUTES", default_value_t = 15.0, value_parser = minutes)]
+    pub idle_minutes: f64,
     /// Requests that may wait.
     #[arg(long, env = "DLLM_QUEUE", default_value_t = 64)]
     pub queue: usize,
@@ -68,7 +68,7 @@ impl Config {
             lanes: 4,
             context: 0,
             threads: 0,
-            idle_minutes: 15,
+            idle_minutes: 15.0,
             queue: 64,
             http: None,
             http_token: None,
@@ -89,8 +89,13 @@ impl Config {
 
     /// After how long without work the model is unloaded.
     pub fn idle(&self) -> Option<Duration> {
-        (self.idle_minutes > 0).then(|| Duration::from_secs(self.idle_minutes.saturating_mul(60)))
+        (self.idle_minutes > 0.0).then(|| Duration::from_secs_f64(self.idle_minutes * 60.0))
     }
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    let minutes: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    if (0.0..=525_600.0).contains(&minutes) { Ok(minutes) } else { Err("it is not in 0..=525600".into()) }
 }
 
 fn default_state_dir() -> Option<PathBuf> {

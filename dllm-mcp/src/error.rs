@@ -76,6 +76,15 @@ impl Kind {
     }
 }
 
+/// What a caller sent, short enough to be told back to it.
+pub fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(64).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    shown
+}
+
 /// A failure that the caller can read and act on.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message}")]

@@ -4,11 +4,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dllm_engine::{Completion, Control, Engine, EngineParams, Event, FinishReason, ModelSource, Pin};
+use dllm_engine::{
+    Completion, Control, Engine, EngineParams, Event, FinishReason, ModelSource, Pin, Step, vocab::Vocab,
+};
 use serde_json::{Value, json};
 
 use crate::answer::Answer;
-use crate::backend::{Ask, Backend, Host, Loaded, Memory, ModelCard, Piece, Tick};
+use crate::backend::{Ask, Backend, Frame, Host, Loaded, Memory, ModelCard, Piece, Tick};
 use crate::config::Config;
 use crate::error::{Fault, Kind, Result};
 use crate::lock::DeviceLock;
@@ -19,7 +21,7 @@ pub const TINY: &str = "dllm-tiny";
 /// The engine and its settings.
 pub struct EngineHost {
     models: Models,
-    memory: Arc<Mutex<Memory>>,
+    memory: Arc<Mutex<Option<Memory>>>,
 }
 
 /// What is needed to find and load a model.
@@ -161,14 +163,14 @@ impl Host for EngineHost {
         files.chain([tiny]).map(|(id, source)| self.models.card(id, source)).collect()
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> Option<Memory> {
         *self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 struct EngineBackend {
     models: Models,
-    memory: Arc<Mutex<Memory>>,
+    memory: Arc<Mutex<Option<Memory>>>,
     loaded: Option<(Engine, DeviceLock)>,
     /// What runs on each lane.
     running: Vec<Option<Running>>,
@@ -177,6 +179,7 @@ struct EngineBackend {
 struct Running {
     max_steps: u64,
     total: u64,
+    trace: bool,
     pieces: Vec<Piece>,
     gaps: Vec<Range<usize>>,
 }
@@ -187,7 +190,7 @@ impl EngineBackend {
         loaded.ok_or_else(|| Fault::new(Kind::NotLoaded, "no model is loaded"))
     }
 
-    fn set_memory(&self, memory: Memory) {
+    fn set_memory(&self, memory: Option<Memory>) {
         *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = memory;
     }
 }
@@ -201,8 +204,7 @@ impl Backend for EngineBackend {
         let engine = Engine::load_with(params, progress).map_err(load_fault)?;
         let info = engine.info();
         let used = engine.device_bytes();
-        // The device's total is not told; what was free before the load is the most that can be said.
-        self.set_memory(Memory { used, free: plan.free.saturating_sub(used), total: plan.free });
+        self.set_memory(Some(Memory { used, free: plan.free.saturating_sub(used), total: plan.total }));
         let loaded = Loaded {
             id: id.to_owned(),
             model: info.name.clone(),
@@ -222,7 +224,7 @@ impl Backend for EngineBackend {
     fn unload(&mut self) {
         self.running.clear();
         self.loaded = None;
-        self.set_memory(Memory::default());
+        self.set_memory(None);
     }
 
     fn admit(&mut self, ask: &Ask) -> Result<usize> {
@@ -235,8 +237,8 @@ impl Backend for EngineBackend {
         let max_steps = u64::from(request.denoise.max_steps.unwrap_or(engine.settings().max_steps));
         let canvases = request.max_tokens.div_ceil(engine.info().canvas.max(1)) as u64;
         let lane = engine.admit(&request)?;
-        let running =
-            Running { max_steps, total: canvases.saturating_mul(max_steps), pieces: ask.pieces.clone(), gaps };
+        let total = canvases.saturating_mul(max_steps);
+        let running = Running { max_steps, total, trace: ask.trace, pieces: ask.pieces.clone(), gaps };
         if let Some(slot) = self.running.get_mut(lane) {
             *slot = Some(running);
         }
@@ -246,9 +248,10 @@ impl Backend for EngineBackend {
     fn step(&mut self, on_tick: &mut dyn FnMut(usize, Tick)) -> Vec<(usize, Result<Answer>)> {
         let Some((engine, _)) = self.loaded.as_mut() else { return Vec::new() };
         let running = &self.running;
+        let vocab = Arc::clone(engine.vocab());
         let ended = engine.step(&mut |lane, event| {
             if let Some(Some(running)) = running.get(lane)
-                && let Some(tick) = tick(running, &event)
+                && let Some(tick) = tick(running, &event, &vocab)
             {
                 on_tick(lane, tick);
             }
@@ -281,13 +284,30 @@ fn load_fault(error: dllm_engine::Error) -> Fault {
     }
 }
 
-fn tick(running: &Running, event: &Event<'_>) -> Option<Tick> {
+fn tick(running: &Running, event: &Event<'_>, vocab: &Vocab) -> Option<Tick> {
+    let frame = match event {
+        Event::Step(step) if running.trace => Some(frame(step, vocab)),
+        _ => None,
+    };
     let steps = match event {
         Event::Step(step) => step.canvas as u64 * running.max_steps + u64::from(step.step),
         Event::Canvas { index, .. } => (*index as u64 + 1) * running.max_steps,
         _ => return None,
     };
-    Some(Tick { steps: steps.min(running.total), total: running.total })
+    Some(Tick { steps: steps.min(running.total), total: running.total, frame })
+}
+
+fn frame(step: &Step<'_>, vocab: &Vocab) -> Frame {
+    Frame {
+        canvas: step.canvas,
+        step: step.step,
+        text: vocab.detokenize(step.argmax, false),
+        accepted: step.accepted.iter().filter(|accepted| **accepted).count(),
+        positions: step.accepted.len(),
+        mean_entropy: step.mean_entropy,
+        temperature: step.temperature,
+        stop: step.stop,
+    }
 }
 
 /// Given texts become pinned tokens; gaps are left free between them.

@@ -31,6 +31,8 @@ pub async fn serve(
     let listener = tokio::net::TcpListener::bind(address).await.map_err(|e| {
         format!("--http {address} cannot be used: {e}; give another port or end the program that holds it")
     })?;
+    let bound = listener.local_addr().unwrap_or(address);
+    announce(&format!("listening on http://{bound}/mcp"));
     let ending = CancellationToken::new();
     let app = router(server, token, ending.clone());
     let end = async move {
@@ -42,6 +44,13 @@ pub async fn serve(
         result = axum::serve(listener, app).into_future() => result.map_err(|e| format!("http: {e}")),
         () = end => Ok(()),
     }
+}
+
+/// For the operator, and for programs that asked for port 0.
+fn announce(line: &str) {
+    use std::io::Write as _;
+    // Nobody may be listening.
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 fn router(server: Server, token: Option<&str>, ending: CancellationToken) -> Router {

@@ -5,9 +5,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::answer::Format;
 use crate::backend::Ask;
 use crate::error::{Fault, Result};
+use crate::format::Format;
 
 /// Numbers up to here survive JavaScript.
 const MAX_SEED: i64 = (1 << 53) - 1;
@@ -179,7 +179,7 @@ impl Recipe {
             fill(&self.template, &fields)?
         };
         let request = settings.request(&prompt, &system, None)?;
-        Ok(Item { id, ask: Ask { request, pieces: Vec::new() } })
+        Ok(Item { id, ask: Ask::new(request) })
     }
 
     /// The batch's settings with an item's on top.

@@ -10,13 +10,18 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::answer::{Answer, Format};
+use crate::answer::Answer;
+use crate::backend::{Frame, Tick};
 use crate::error::{Fault, Kind, Result};
+use crate::format::Format;
 
 /// Ended jobs are kept so long.
 const KEPT: Duration = Duration::from_secs(3600);
 /// And so many.
 const KEPT_JOBS: usize = 200;
+
+/// Denoising steps that a traced job keeps.
+const KEPT_FRAMES: usize = 512;
 
 /// What a job is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,6 +156,7 @@ pub struct Job {
 struct Part {
     steps: u64,
     total: u64,
+    frames: Vec<Frame>,
     result: Option<Result<Answer>>,
 }
 
@@ -235,11 +241,14 @@ impl Job {
     }
 
     /// Notes the progress of a request.
-    pub fn tick(&self, part: usize, steps: u64, total: u64) {
+    pub fn tick(&self, part: usize, tick: Tick) {
         let (steps, total) = {
             let mut parts = self.lock();
             if let Some(part) = parts.get_mut(part) {
-                (part.steps, part.total) = (part.steps.max(steps), total);
+                (part.steps, part.total) = (part.steps.max(tick.steps), tick.total);
+                if part.frames.len() < KEPT_FRAMES {
+                    part.frames.extend(tick.frame);
+                }
             }
             (parts.iter().map(|p| p.steps).sum(), parts.iter().map(|p| p.total).sum())
         };
@@ -293,6 +302,24 @@ impl Job {
         self.lock().iter().map(|part| part.result.clone()).collect()
     }
 
+    /// A canvas after a step, if the job was traced and has come so far.
+    pub fn frame(&self, canvas: usize, step: u32) -> Option<Frame> {
+        let parts = self.lock();
+        let frames = parts.first()?.frames.iter();
+        frames.into_iter().find(|frame| (frame.canvas, frame.step) == (canvas, step)).cloned()
+    }
+
+    /// Steps that were kept, per canvas; empty without a trace.
+    fn frames(&self) -> Vec<usize> {
+        let parts = self.lock();
+        let mut counts = Vec::new();
+        for frame in parts.first().map_or(&[][..], |part| &part.frames) {
+            counts.resize(counts.len().max(frame.canvas + 1), 0);
+            counts[frame.canvas] += 1;
+        }
+        counts
+    }
+
     /// Waits until the job has ended, at most `wait`.
     pub async fn wait(&self, wait: Duration) -> View {
         let mut watch = self.watch();
@@ -316,6 +343,10 @@ impl Job {
         data.insert("rate".into(), json!(view.rate()));
         if let Some(eta) = view.eta_s() {
             data.insert("eta_s".into(), json!(eta));
+        }
+        let frames = self.frames();
+        if !frames.is_empty() {
+            data.insert("frames_per_canvas".into(), json!(frames));
         }
         if let Some(fault) = &view.fault {
             data.insert("fault".into(), json!({"type": fault.kind.name(), "message": fault.message}));

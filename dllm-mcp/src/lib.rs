@@ -9,6 +9,7 @@ pub mod backend;
 pub mod batch;
 pub mod config;
 pub mod error;
+pub mod format;
 pub mod host;
 pub mod http;
 pub mod item;

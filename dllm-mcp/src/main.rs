@@ -52,20 +52,21 @@ async fn run(config: Config) -> Result<(), String> {
 async fn serve_stdio(server: Server, log: &std::fs::File) -> Result<(), String> {
     let replies = stdio::claim_stdout(log).map_err(|e| format!("cannot take standard output: {e}"))?;
     let ended = CancellationToken::new();
-    let input = stdio::EofWatch::new(tokio::io::stdin(), ended.clone());
+    let input = stdio::Watched::new(tokio::io::stdin(), ended.clone());
+    let output = stdio::Watched::new(tokio::fs::File::from_std(replies), ended.clone());
     let service = async {
-        match server.serve((input, tokio::fs::File::from_std(replies))).await {
+        match server.serve((input, output)).await {
             Ok(running) => drop(running.waiting().await),
             Err(error) => tracing::warn!("the client left before the session began: {error}"),
         }
     };
-    let end_of_input = async {
+    let host_gone = async {
         ended.cancelled().await;
         tokio::time::sleep(GRACE).await;
     };
     tokio::select! {
         () = service => {}
-        () = end_of_input => {}
+        () = host_gone => {}
         () = stdio::signal() => {}
         () = stdio::parent_gone() => {}
     }

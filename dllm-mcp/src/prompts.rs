@@ -3,12 +3,17 @@
 use rmcp::ErrorData;
 use rmcp::model::{GetPromptResult, JsonObject, Prompt, PromptArgument, PromptMessage, Role};
 
+use crate::error::shown;
+
 struct Entry {
     name: &'static str,
     about: &'static str,
     arguments: &'static [(&'static str, &'static str)],
     text: &'static str,
 }
+
+/// They come back inside the prompt, and control characters grow sixfold on the wire: some readers give up at 64 KiB.
+const MAX_ARGUMENTS: usize = 8 * 1024;
 
 /// `{name}` stands for an argument.
 const ENTRIES: &[Entry] = &[
@@ -57,8 +62,15 @@ pub fn list() -> Vec<Prompt> {
 /// `invalid_params` for an unknown prompt or a missing argument.
 pub fn get(name: &str, arguments: &JsonObject) -> Result<GetPromptResult, ErrorData> {
     let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
-        return Err(ErrorData::invalid_params(format!("there is no prompt {name:?}"), None));
+        return Err(ErrorData::invalid_params(format!("there is no prompt {:?}", shown(name)), None));
     };
+    let sent: usize = arguments.values().map(|value| value.as_str().map_or(0, str::len)).sum();
+    if sent > MAX_ARGUMENTS {
+        let why = format!(
+            "the arguments have {sent} bytes, at most {MAX_ARGUMENTS}: put long texts into a file for dllm_batch"
+        );
+        return Err(ErrorData::invalid_params(why, None));
+    }
     let mut text = String::new();
     let mut rest = entry.text;
     // Arguments are put in one pass, so that braces inside them stay as they are.
@@ -95,6 +107,8 @@ mod tests {
         assert!(text.contains("json_schema = {} and") && text.contains("a {json_schema} b"), "{text}");
         assert!(get("extract_json", &JsonObject::new()).is_err());
         assert!(get("other", &JsonObject::new()).is_err());
+        let long = json!({"text": "x".repeat(9000), "json_schema": "{}"});
+        assert!(get("extract_json", long.as_object().unwrap()).unwrap_err().message.contains("at most 8192"));
     }
 
     #[test]

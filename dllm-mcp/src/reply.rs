@@ -9,6 +9,12 @@ use crate::error::{Fault, Result};
 /// stays under 60 KiB: asyncio readers give up at 64 KiB.
 pub const BUDGET: usize = 56 * 1024;
 
+/// What a reply says that had to be shortened.
+const CUT: &str =
+    "this was cut to fit; the whole is in the pages of dllm_job operation=results, or in the output file of a batch";
+/// Texts shorter than this are not cut.
+const SHORT: usize = 128;
+
 /// A result before it is written.
 #[derive(Debug, Clone)]
 pub struct Reply {
@@ -71,15 +77,20 @@ fn failure(fault: &Fault) -> Map<String, Value> {
     body
 }
 
-/// Cuts the longest texts until both copies fit, and says so in the body.
+/// Cuts the longest texts, then the longest lists, until both copies fit, and says so in the body.
 fn fit(mut body: Map<String, Value>) -> (Map<String, Value>, String) {
     loop {
         let text = to_text(&body);
         if text.len().saturating_add(escaped_len(&text)) <= BUDGET || !cut_longest(&mut body) {
             return (body, text);
         }
-        body.insert("cut".into(), json!("texts were cut to fit; dllm_job operation=results has the whole"));
+        body.insert("cut".into(), json!(CUT));
     }
+}
+
+/// The data of a reply as the text of a resource, cut like a reply. It is sent once.
+pub fn to_resource(data: Map<String, Value>) -> String {
+    fit(data).1
 }
 
 /// The compact JSON; the message comes first, as clients show only the first characters.
@@ -92,10 +103,34 @@ fn escaped_len(text: &str) -> usize {
     text.bytes().map(|b| if matches!(b, b'"' | b'\\') { 2 } else { 1 }).sum()
 }
 
-/// Halves the longest text. `false` where nothing is left to cut.
+/// Halves the longest text, or where all are short the longest list. `false` where nothing is left to cut.
 fn cut_longest(body: &mut Map<String, Value>) -> bool {
-    let longest = body.values().map(longest_text).max().unwrap_or(0);
-    longest > 64 && body.values_mut().any(|value| cut_one(value, longest))
+    let text = body.values().map(longest_text).max().unwrap_or(0);
+    if text > SHORT {
+        return body.values_mut().any(|value| cut_one(value, text));
+    }
+    let list = body.values().map(longest_list).max().unwrap_or(0);
+    list > 0 && body.values_mut().any(|value| cut_list(value, list))
+}
+
+fn longest_list(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => items.iter().map(longest_list).max().unwrap_or(0).max(items.len()),
+        Value::Object(map) => map.values().map(longest_list).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+fn cut_list(value: &mut Value, len: usize) -> bool {
+    match value {
+        Value::Array(items) if items.len() == len => {
+            items.truncate(len / 2);
+            true
+        }
+        Value::Array(items) => items.iter_mut().any(|item| cut_list(item, len)),
+        Value::Object(map) => map.values_mut().any(|item| cut_list(item, len)),
+        _ => false,
+    }
 }
 
 fn longest_text(value: &Value) -> usize {
@@ -144,8 +179,17 @@ mod tests {
                 json!({"text": filler.repeat(400_000), "other": [filler.repeat(9000)]}),
             )));
             assert!(line(&result).len() < 60 * 1024, "{filler:?} {}", line(&result).len());
-            assert!(line(&result).contains("texts were cut"));
+            assert!(line(&result).contains("this was cut"));
         }
+    }
+
+    #[test]
+    fn any_list_fits() {
+        let short: Vec<Value> = (0..20_000).map(|n| json!({"id": format!("model {n}"), "sizes": [n, n]})).collect();
+        let result = to_result(Ok(Reply::new("done", json!({"models": short}))));
+        assert!(line(&result).len() < 60 * 1024, "{}", line(&result).len());
+        let body = result.structured_content.unwrap();
+        assert!(body["cut"].is_string() && body["data"]["models"][0]["id"] == "model 0", "{body:.300}");
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use rmcp::ErrorData;
 use rmcp::model::{ReadResourceResult, Resource, ResourceContents, ResourceTemplate};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use crate::error::{Fault, Kind};
+use crate::error::{Fault, Kind, shown};
+use crate::reply::to_resource;
 use crate::server::App;
 use crate::tools::{job, status};
 
@@ -30,6 +31,11 @@ pub fn templates() -> Vec<ResourceTemplate> {
         ResourceTemplate::new(uri, name).with_description(about).with_mime_type("application/json")
     };
     vec![
+        template(
+            "dllm://jobs/{id}/canvas/{canvas}/frame/{step}",
+            "frame",
+            "A canvas after a denoising step, of a dllm_generate with trace=true; canvases count from 0, steps from 1",
+        ),
         template("dllm://models/{id}", "model", "A model that can be loaded"),
         template("dllm://jobs/{id}", "job", "State of a job"),
         template(
@@ -45,7 +51,7 @@ pub fn templates() -> Vec<ResourceTemplate> {
 /// # Errors
 /// `resource_not_found`.
 pub async fn read(app: &Arc<App>, uri: &str) -> Result<ReadResourceResult, ErrorData> {
-    let missing = |why: String| ErrorData::resource_not_found(why, Some(json!({"uri": uri})));
+    let missing = |why: String| ErrorData::resource_not_found(why, Some(json!({"uri": shown(uri)})));
     let path: Vec<&str> = uri.strip_prefix("dllm://").unwrap_or("").split('/').collect();
     let value = match path.as_slice() {
         ["config"] => status::config(app),
@@ -55,9 +61,17 @@ pub async fn read(app: &Arc<App>, uri: &str) -> Result<ReadResourceResult, Error
             let page = job::results(app, id, "", 100).map_err(|fault| missing(fault.message))?;
             Value::Object(page.data)
         }
-        _ => return Err(missing(format!("there is no resource {uri:?}"))),
+        ["jobs", id, "canvas", canvas, "frame", step] => {
+            let job = app.jobs.get(id).map_err(|fault| missing(fault.message))?;
+            let frame = canvas.parse().ok().zip(step.parse().ok()).and_then(|(canvas, step)| job.frame(canvas, step));
+            let why =
+                || missing("there is no such frame: frames_per_canvas of the job counts those that are kept".into());
+            serde_json::to_value(frame.ok_or_else(why)?).unwrap_or_default()
+        }
+        _ => return Err(missing(format!("there is no resource {:?}", shown(uri)))),
     };
-    let text = ResourceContents::text(value.to_string(), uri).with_mime_type("application/json");
+    let data = if let Value::Object(data) = value { data } else { Map::new() };
+    let text = ResourceContents::text(to_resource(data), uri).with_mime_type("application/json");
     Ok(ReadResourceResult::new(vec![text]))
 }
 
@@ -68,7 +82,7 @@ async fn model(app: &Arc<App>, id: &str) -> Result<Value, Fault> {
     let card = cards
         .into_iter()
         .find(|card| card.id == id)
-        .ok_or_else(|| Fault::argument("model", format!("there is no model {id:?}")))?;
+        .ok_or_else(|| Fault::argument("model", format!("there is no model {:?}", shown(id))))?;
     serde_json::to_value(card).map_err(|e| Fault::new(Kind::Internal, e.to_string()))
 }
 

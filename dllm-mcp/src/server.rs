@@ -15,7 +15,7 @@ use rmcp::{ErrorData, model::Tool};
 
 use crate::backend::Host;
 use crate::config::Config;
-use crate::error::{Fault, Kind, Result};
+use crate::error::{Fault, Kind, Result, shown};
 use crate::jobs::Jobs;
 use crate::paths::Roots;
 use crate::progress::Notifier;
@@ -137,7 +137,7 @@ impl ServerHandler for Server {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         if !tools::NAMES.contains(&request.name.as_ref()) {
-            let message = format!("there is no tool {:?}: {}", request.name, tools::NAMES.join(", "));
+            let message = format!("there is no tool {:?}: {}", shown(&request.name), tools::NAMES.join(", "));
             return Err(ErrorData::invalid_params(message, None));
         }
         let heartbeat = self.0.config.heartbeat;

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::CancellationToken;
 
 /// The stream for replies. From now on whatever else writes to standard output or standard error writes to `log`: the
@@ -33,20 +33,45 @@ pub fn claim_stdout(_log: &File) -> io::Result<File> {
     Ok(File::from(io::stdout().as_handle().try_clone_to_owned()?))
 }
 
-/// A reader that trips a token at the end of its input, even while requests are being answered.
-pub struct EofWatch<R> {
-    inner: R,
+/// One direction of the way to the host. It trips a token when the host is gone: at the end of the input, even while
+/// requests are being answered, and when a reply cannot be written.
+pub struct Watched<T> {
+    inner: T,
     ended: CancellationToken,
 }
 
-impl<R> EofWatch<R> {
-    /// Wraps a reader.
-    pub fn new(inner: R, ended: CancellationToken) -> Self {
+impl<T> Watched<T> {
+    /// Wraps a stream.
+    pub fn new(inner: T, ended: CancellationToken) -> Self {
         Self { inner, ended }
+    }
+
+    fn check<R>(&self, poll: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+        if let Poll::Ready(Err(_)) = poll {
+            self.ended.cancel();
+        }
+        poll
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for EofWatch<R> {
+impl<W: AsyncWrite + Unpin> AsyncWrite for Watched<W> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.inner).poll_write(cx, bytes);
+        self.check(poll)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let poll = Pin::new(&mut self.inner).poll_flush(cx);
+        self.check(poll)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let poll = Pin::new(&mut self.inner).poll_shutdown(cx);
+        self.check(poll)
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Watched<R> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let poll = Pin::new(&mut self.inner).poll_read(cx, buf);
@@ -94,12 +119,39 @@ pub async fn signal() {
 pub async fn parent_gone() {
     let parent = rustix::process::getppid();
     // Without a parent to lose (a container's first process has none) there is nothing to wait for.
-    if parent.is_none_or(rustix::process::Pid::is_init) {
+    let Some(pid) = parent.filter(|pid| !pid.is_init()) else {
         return std::future::pending().await;
+    };
+    if exit_of(pid).await.is_ok() {
+        return;
     }
-    while rustix::process::getppid() == parent {
+    // Where the system tells no exits of others.
+    while rustix::process::getppid() == Some(pid) {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
+}
+
+/// Returns at the moment when a process exits; an error where it cannot be watched.
+#[cfg(target_os = "linux")]
+async fn exit_of(pid: rustix::process::Pid) -> io::Result<()> {
+    let watch = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+    // One with the same number that came later is not our parent.
+    if rustix::process::getppid() != Some(pid) {
+        return Ok(());
+    }
+    let wait = move || {
+        // Readable once the process has ended.
+        let mut fds = [rustix::event::PollFd::new(&watch, rustix::event::PollFlags::IN)];
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None))
+    };
+    tokio::task::spawn_blocking(wait).await.map_err(io::Error::other)??;
+    Ok(())
+}
+
+/// Returns at the moment when a process exits; an error where it cannot be watched.
+#[cfg(all(unix, not(target_os = "linux")))]
+async fn exit_of(_: rustix::process::Pid) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Returns when the process that started this one is gone: its other children may hold the pipe open, so that no end of

@@ -1,8 +1,7 @@
 //! The one thread that owns the engine. It takes what waits, keeps all lanes busy, and survives the engine's panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -53,6 +52,12 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Wakes the thread. Under the lock, so that it cannot fall asleep between its last look around and this call.
+    fn wake_up(&self) {
+        let _queue = self.lock();
+        self.wake.notify_all();
+    }
+
     fn stopping(&self) -> bool {
         self.stop.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -61,7 +66,8 @@ impl Shared {
 /// The way to the engine's thread.
 pub struct Worker {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Hangs up when the thread has ended.
+    ended: Mutex<mpsc::Receiver<()>>,
 }
 
 impl Worker {
@@ -78,11 +84,15 @@ impl Worker {
             stop: false.into(),
         });
         let theirs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
+        let (alive, ended) = mpsc::channel();
+        std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || Runner::new(theirs, host, idle).run())
+            .spawn(move || {
+                let _alive = alive;
+                Runner::new(theirs, host, idle).run();
+            })
             .map_err(|e| Fault::new(Kind::Internal, format!("cannot start the engine's thread: {e}")))?;
-        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+        Ok(Self { shared, ended: Mutex::new(ended) })
     }
 
     /// Hands over the requests of a job.
@@ -113,7 +123,7 @@ impl Worker {
 
     /// Wakes the thread to look at what was cancelled.
     pub fn nudge(&self) {
-        self.shared.wake.notify_all();
+        self.shared.wake_up();
     }
 
     /// Where the engine is.
@@ -135,16 +145,11 @@ impl Worker {
     /// Ends the thread after its current step; waits at most `wait` for it.
     pub fn stop(&self, wait: Duration) {
         self.shared.stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        self.shared.wake.notify_all();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(thread) = thread else { return };
-        let end = Instant::now() + wait;
+        self.shared.wake_up();
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         // A load cannot be interrupted; then the end of the process frees the memory.
-        while !thread.is_finished() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        if thread.is_finished() && thread.join().is_err() {
-            tracing::error!("the engine's thread panicked");
+        if ended.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
+            tracing::warn!("the engine did not stop within {} ms", wait.as_millis());
         }
     }
 }
@@ -191,10 +196,10 @@ impl Runner {
     /// Sleeps while there is nothing to do. `false` at the end.
     fn wait_for_work(&mut self) -> bool {
         loop {
+            let mut queue = self.shared.lock();
             if self.shared.stopping() {
                 return false;
             }
-            let mut queue = self.shared.lock();
             queue.sweep();
             if self.running() > 0 || queue.has_work() || !queue.orders.is_empty() {
                 drop(queue);
@@ -206,11 +211,9 @@ impl Runner {
                 self.unload();
                 continue;
             }
-            let nap = if self.loaded {
-                self.idle.unwrap_or(Duration::MAX).min(Duration::from_secs(60))
-            } else {
-                Duration::from_secs(60)
-            };
+            let until_idle = self.idle.map(|idle| idle.saturating_sub(self.last_work.elapsed()));
+            // Without a model to unload there is nothing to wake up for but a call.
+            let nap = until_idle.filter(|_| self.loaded).unwrap_or(Duration::from_secs(3600));
             drop(self.shared.wake.wait_timeout(queue, nap));
         }
     }
@@ -332,7 +335,7 @@ impl Runner {
         let ended = self.guarded(|backend| {
             backend.step(&mut |lane, tick| {
                 if let Some(Some(unit)) = lanes.get(lane) {
-                    unit.job.tick(unit.part, tick.steps, tick.total);
+                    unit.job.tick(unit.part, tick);
                 }
             })
         });

@@ -10,7 +10,7 @@ fn lines(client: &Client, name: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-async fn run(client: &mut Client, input: &str, more: Value) -> Value {
+async fn run(client: &mut Client, input: impl AsRef<[u8]>, more: Value) -> Value {
     std::fs::write(client.folder.path().join("files/in.jsonl"), input).unwrap();
     let mut arguments = json!({"input_path": "in.jsonl", "output_path": "out.jsonl", "wait_s": 20});
     arguments.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -37,18 +37,21 @@ async fn windows_lines_blank_lines_and_a_byte_order_mark_are_no_trouble() {
 async fn rejected_items_are_named_with_their_reason() {
     let mut client = Client::start(Script::default()).await;
     let long = "y".repeat(1_100_000);
-    let input = format!(
-        "{{\"id\":\"a\",\"prompt\":\"p\"}}\nnonsense\n{{\"id\":\"a\",\"prompt\":\"q\"}}\n{long}\n{{\"id\":\"b\",\"prompt\":\"p\"}}\n"
+    let mut input = format!("{{\"id\":\"a\",\"prompt\":\"p\"}}\nnonsense\n{{\"id\":\"a\",\"prompt\":\"q\"}}\n{long}\n")
+        .into_bytes();
+    input.extend(b"{\"id\":\"u\",\"prompt\":\"\xff\xfe\"}\n");
+    input.extend(
+        format!("{{\"id\":\"d\",\"prompt\":{}\n{{\"id\":\"b\",\"prompt\":\"p\"}}\n", "[".repeat(10_000)).as_bytes(),
     );
     let reply = run(&mut client, &input, json!({})).await;
     assert_eq!(
         (reply["data"]["accepted"].clone(), reply["data"]["rejected_count"].clone()),
-        (json!(2), json!(3)),
+        (json!(2), json!(5)),
         "{reply}"
     );
     let told: Vec<_> =
         reply["data"]["rejected"].as_array().unwrap().iter().map(|r| r["line"].as_u64().unwrap()).collect();
-    assert_eq!(told, [2, 3, 4]);
+    assert_eq!(told, [2, 3, 4, 5, 6]);
     assert_eq!(lines(&client, "out.jsonl").len(), 2);
 }
 

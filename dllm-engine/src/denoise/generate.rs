@@ -228,7 +228,9 @@ impl Run {
         self.meter.cost.steps_per_canvas.push(self.canvas.steps);
 
         let argmax = self.canvas.argmax();
-        let end = argmax.iter().position(|token| self.work.eog.contains(token));
+        // Before the last given position an end token ends nothing: what is given belongs to the answer.
+        let given = self.work.pins.last().map_or(0, |pin| pin.position + 1).saturating_sub(self.tokens.len());
+        let end = argmax.iter().skip(given).position(|token| self.work.eog.contains(token)).map(|at| at + given);
         let left = self.work.max_tokens - self.tokens.len();
         let keep = end.unwrap_or(argmax.len()).min(left);
         // After this canvas is committed the next one needs room behind it.

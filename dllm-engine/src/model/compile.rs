@@ -12,7 +12,7 @@ use crate::model::cache::Cache;
 use crate::model::config::Config;
 use crate::model::inputs::{InputTensors, PassKey};
 use crate::model::layers::{Inputs, Pass};
-use crate::model::plan::{MemoryPlan, free_memory};
+use crate::model::plan::{MemoryPlan, memory};
 use crate::model::sampling::{Sampling, sample};
 use crate::model::weights::Weights;
 use crate::params::Level;
@@ -129,6 +129,7 @@ pub(super) fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) ->
         let mut compiled = compile(&parts, key, inputs, false)?;
         compute += Allocator::measure(config.device, &mut compiled.graph)?;
     }
+    let (free, total) = memory(config.device);
     Ok(MemoryPlan {
         device: config.device.name(),
         dense: config.kernels.map(|_| config.dense),
@@ -137,7 +138,8 @@ pub(super) fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) ->
         cache: cache_bytes,
         compute,
         inputs: inputs_bytes,
-        free: config.limit(free_memory(config.device)),
+        free: config.limit(free),
+        total,
         context: config.shape.context,
         lanes: config.shape.lanes,
     })

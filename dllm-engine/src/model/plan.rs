@@ -26,6 +26,8 @@ pub struct MemoryPlan {
     pub inputs: u64,
     /// Free memory of the device now, or the limit that was set, where that is less.
     pub free: u64,
+    /// Memory of the device in all.
+    pub total: u64,
     /// Context length in tokens that this holds for.
     pub context: usize,
     /// Lanes that this holds for.
@@ -57,13 +59,16 @@ impl MemoryPlan {
     }
 }
 
-/// Free memory of a device. ggml reports all of a machine's memory as the CPU's, so that is asked elsewhere.
-pub(crate) fn free_memory(device: Device) -> u64 {
+/// Free memory of a device, and all of it. ggml reports all of a machine's memory as the CPU's free one, so that is asked
+/// elsewhere.
+pub(crate) fn memory(device: Device) -> (u64, u64) {
     if device.kind() != DeviceKind::Cpu {
-        return device.memory().0;
+        return device.memory();
     }
     let mut system = sysinfo::System::new();
     system.refresh_memory();
-    let available = system.available_memory();
-    system.cgroup_limits().map_or(available, |limits| available.min(limits.free_memory))
+    let (free, total) = (system.available_memory(), system.total_memory());
+    system
+        .cgroup_limits()
+        .map_or((free, total), |limits| (free.min(limits.free_memory), total.min(limits.total_memory)))
 }

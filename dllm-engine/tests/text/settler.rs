@@ -40,6 +40,16 @@ fn control_tokens_are_not_printed() {
 }
 
 #[test]
+fn issue_3_end_tokens_between_given_texts_print_nothing() {
+    let vocab = trained_vocab();
+    let mut s = settler(&vocab, &[], ALL).given(4);
+    let canvas = ids(&vocab, "a<turn|><eos>b<turn|>c");
+    s.push(&canvas);
+    assert_eq!((s.text(), s.finished()), ("ab", Some(FinishReason::Stop)));
+    assert_eq!(s.tokens(), &canvas[..4]);
+}
+
+#[test]
 fn max_tokens_cuts() {
     let vocab = trained_vocab();
     let canvas = ids(&vocab, "1 2 3 4 5");

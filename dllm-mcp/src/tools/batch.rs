@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::generate::{drawn, format, max_tokens};
 use super::{Call, args};
-use crate::answer::Format;
 use crate::batch::{self, BatchRun, Existing, Input, Survey};
 use crate::error::{Fault, Kind, Result};
+use crate::format::Format;
 use crate::item::{Recipe, Settings};
 use crate::jobs::Job;
 use crate::progress;
@@ -105,7 +105,8 @@ fn submit(args: &Args, app: &App) -> Result<(Arc<Job>, Survey)> {
     let recipe = recipe(args, format.as_ref())?;
     let id = uuid::Uuid::new_v4();
     let path = if args.output_path.is_empty() { app.results_file(id) } else { app.roots.output(&args.output_path)? };
-    if matches!(&input, Input::File(file) if *file == path) {
+    // By identity, not by name: one file can have several names.
+    if matches!(&input, Input::File(file) if same_file::is_same_file(file, &path).unwrap_or(false)) {
         return Err(Fault::argument("output_path", "it is the input file"));
     }
     let busy = app.jobs.list().into_iter().find(|job| !job.view().state.ended() && job.output.as_ref() == Some(&path));

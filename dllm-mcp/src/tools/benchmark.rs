@@ -57,7 +57,7 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
             "",
             None,
         )?;
-        Ok(Unit { job: Arc::clone(job), part: n as usize, item: None, ask: Ask { request, pieces: Vec::new() } })
+        Ok(Unit { job: Arc::clone(job), part: n as usize, item: None, ask: Ask::new(request) })
     };
     let job = Job::new(Task::Benchmark, u64::from(requests), Some(max_run), None);
     call.app.worker.submit((0..requests).map(|n| unit(&job, n)).collect::<Result<_>>()?)?;

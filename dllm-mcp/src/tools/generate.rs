@@ -8,9 +8,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{Call, args};
-use crate::answer::{Answer, Format};
+use crate::answer::Answer;
 use crate::backend::Ask;
 use crate::error::{Fault, Kind, Result};
+use crate::format::Format;
 use crate::item::{Settings, in_range};
 use crate::jobs::{Job, State, Task};
 use crate::progress;
@@ -72,6 +73,9 @@ pub struct Args {
     #[serde(default = "max_run_s")]
     #[schemars(range(min = 0.001, max = 86_400))]
     pub max_run_s: f64,
+    /// Whether each denoising step is kept: read dllm://jobs/{job_id}/canvas/{canvas}/frame/{step}, counted from 0 and from 1.
+    #[serde(default)]
+    pub trace: bool,
     /// Not offered here: another server streams.
     #[serde(default)]
     pub stream: bool,
@@ -127,7 +131,8 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
     let candidate = |n: u32| {
         let mut request = request.clone();
         request.candidate = u64::from(n);
-        Ask { request, pieces: Vec::new() }
+        // One candidate's steps are enough to see how it works.
+        Ask { trace: args.trace && n == 0, ..Ask::new(request) }
     };
     let job = Job::new(Task::Generate, u64::from(args.n), Some(max_run), format);
     submit_and_wait(call, job, (0..args.n).map(candidate).collect(), wait).await
@@ -172,6 +177,9 @@ fn answers(job: &Job) -> Reply {
     };
     let mut data = answer_data(job, first);
     data.insert("job_id".into(), json!(job.id.to_string()));
+    if let Some(frames) = job.data().remove("frames_per_canvas") {
+        data.insert("frames_per_canvas".into(), frames);
+    }
     if results.len() > 1 {
         let candidates: Vec<Value> = results.iter().flatten().map(|result| candidate(job, result)).collect();
         data.insert("candidates".into(), Value::Array(candidates));

@@ -24,6 +24,9 @@ const MAX_GAP: u32 = 4096;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Args {
+    /// What the text answers; without it the model is asked to complete the text.
+    #[serde(default)]
+    pub prompt: String,
     /// Text before the gap.
     #[serde(default)]
     pub prefix: String,
@@ -61,11 +64,12 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
     let shown: String =
         pieces.iter().map(|piece| if let Piece::Text(text) = piece { text.as_str() } else { "[...]" }).collect();
     let settings = Settings { seed: args.seed, ..Settings::default() };
-    let prompt =
+    let complete =
         format!("Complete this text: put what is missing at each [...]. Answer with the whole text.\n\n{shown}");
+    let prompt = if args.prompt.is_empty() { complete } else { args.prompt };
     let request = settings.request(&prompt, "", None)?;
     let job = Job::new(Task::Infill, 1, Some(max_run), None);
-    submit_and_wait(call, job, vec![Ask { request, pieces }], wait).await
+    submit_and_wait(call, job, vec![Ask { pieces, ..Ask::new(request) }], wait).await
 }
 
 fn pieces(args: &Args) -> Result<Vec<Piece>> {

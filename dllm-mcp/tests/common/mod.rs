@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use dllm_engine::Prompt;
 use dllm_mcp::answer::Answer;
-use dllm_mcp::backend::{Ask, Backend, Host, Loaded, Memory, ModelCard, Tick};
+use dllm_mcp::backend::{Ask, Backend, Frame, Host, Loaded, Memory, ModelCard, Tick};
 use dllm_mcp::{Config, Fault, Kind, Server};
 use rmcp::ServiceExt;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
 
-/// How the scripted engine behaves. Prompts steer it too: `steps=9`, `long=1000` (bytes of text), `panic`.
+/// How the scripted engine behaves. Prompts steer it too: `steps=9`, `long=1000` (bytes of text), `say=...` (the text), `panic`.
 #[derive(Clone)]
 pub struct Script {
     pub lanes: usize,
@@ -61,8 +61,8 @@ impl Host for Script {
         vec![card("scripted"), card("other")]
     }
 
-    fn memory(&self) -> Memory {
-        Memory { used: 1, free: 2, total: 3 }
+    fn memory(&self) -> Option<Memory> {
+        Some(Memory { used: 1, free: 2, total: 3 })
     }
 }
 
@@ -75,7 +75,13 @@ struct Run {
     prompt: String,
     step: u64,
     steps: u64,
+    trace: bool,
     cancelled: bool,
+}
+
+fn frame(run: &Run) -> Frame {
+    let (text, step) = (format!("draft {}", run.step), run.step as u32);
+    Frame { canvas: 0, step, text, accepted: 1, positions: 2, mean_entropy: 0.5, temperature: 0.8, stop: false }
 }
 
 fn number(prompt: &str, name: &str) -> Option<u64> {
@@ -128,7 +134,7 @@ impl Backend for Scripted {
         self.script.log.admitted.lock().unwrap().push(prompt.clone());
         let lane = self.lanes.iter().position(Option::is_none).expect("a lane is free");
         let steps = number(&prompt, "steps=").unwrap_or(self.script.steps);
-        self.lanes[lane] = Some(Run { prompt, step: 0, steps, cancelled: false });
+        self.lanes[lane] = Some(Run { prompt, step: 0, steps, trace: ask.trace, cancelled: false });
         Ok(lane)
     }
 
@@ -141,7 +147,8 @@ impl Backend for Scripted {
             if !run.cancelled {
                 run.step += 1;
                 self.script.log.steps.fetch_add(1, Ordering::SeqCst);
-                on_tick(lane, Tick { steps: run.step, total: run.steps });
+                let frame = run.trace.then(|| frame(run));
+                on_tick(lane, Tick { steps: run.step, total: run.steps, frame });
             }
             if run.cancelled || run.step >= run.steps {
                 ended.push((lane, Ok(answer(run))));
@@ -163,9 +170,10 @@ impl Backend for Scripted {
 }
 
 fn answer(run: &Run) -> Answer {
-    let text = match number(&run.prompt, "long=") {
-        Some(len) => "wörd \"x\"\n".repeat(len as usize / 10 + 1),
-        None => format!("echo {}", run.prompt),
+    let text = match (number(&run.prompt, "long="), run.prompt.split_once("say=")) {
+        (Some(len), _) => "wörd \"x\"\n".repeat(len as usize / 10 + 1),
+        (None, Some((_, text))) => text.to_owned(),
+        (None, None) => format!("echo {}", run.prompt),
     };
     let finish_reason = if run.cancelled { "cancelled" } else { "stop" };
     let receipt = json!({"step_ms": 1.0, "steps_per_canvas": [run.step]});
@@ -235,6 +243,11 @@ impl Client {
 
     pub async fn send(&mut self, message: Value) {
         self.write.write_all(format!("{message}\n").as_bytes()).await.unwrap();
+    }
+
+    pub async fn send_line(&mut self, line: &[u8]) {
+        self.write.write_all(line).await.unwrap();
+        self.write.write_all(b"\n").await.unwrap();
     }
 
     pub async fn request(&mut self, method: &str, params: Value) -> u64 {

@@ -1,0 +1,152 @@
+//! Batches whose files are changed by others while they run, and files with several names.
+
+mod common;
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use common::{Client, Log, Script};
+use serde_json::{Value, json};
+
+const ITEMS: usize = 2000;
+
+fn items(n: std::ops::Range<usize>) -> String {
+    n.map(|i| {
+        format!("{{\"id\":\"i{i}\",\"prompt\":\"item {i} steps=1 of a prompt that fills the reader's buffer\"}}\n")
+    })
+    .collect()
+}
+
+/// A batch over `in.jsonl` that has begun, and its two files.
+async fn begun() -> (Client, Value, PathBuf, PathBuf, Arc<Log>) {
+    let script = Script { lanes: 1, step: Duration::from_micros(500), ..Script::default() };
+    let log = script.log.clone();
+    let mut client = Client::start(script).await;
+    let files = client.folder.path().join("files");
+    let (input, output) = (files.join("in.jsonl"), files.join("out.jsonl"));
+    std::fs::write(&input, items(0..ITEMS)).unwrap();
+    let reply = client.call("dllm_batch", json!({"input_path": "in.jsonl", "output_path": "out.jsonl"})).await;
+    assert_eq!(reply["data"]["accepted"], ITEMS, "{reply}");
+    while log.steps.load(Ordering::SeqCst) < 5 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    (client, reply["data"]["job_id"].clone(), input, output, log)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_an_input_that_shrinks_is_told() {
+    let (mut client, job, input, ..) = begun().await;
+    OpenOptions::new().write(true).open(&input).unwrap().set_len(100).unwrap();
+    let end = client.finish(&job).await;
+    assert_eq!(
+        (end["data"]["state"].clone(), end["data"]["fault"]["type"].clone()),
+        (json!("failed"), json!("path_refused"))
+    );
+    assert!(end["data"]["fault"]["message"].as_str().unwrap().contains("the input changed"), "{end}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_lines_added_to_the_input_wait_for_the_next_batch() {
+    let (mut client, job, input, output, _) = begun().await;
+    let mut file = OpenOptions::new().append(true).open(&input).unwrap();
+    file.write_all(items(ITEMS..ITEMS + 7).as_bytes()).unwrap();
+    let end = client.finish(&job).await;
+    assert_eq!((end["data"]["state"].clone(), end["data"]["done"].clone()), (json!("done"), json!(ITEMS)), "{end}");
+    assert_eq!(std::fs::read_to_string(&output).unwrap().lines().count(), ITEMS);
+    let rest =
+        client.call("dllm_batch", json!({"input_path": "in.jsonl", "output_path": "out.jsonl", "wait_s": 20})).await;
+    assert_eq!((rest["data"]["accepted"].clone(), rest["data"]["skipped"].clone()), (json!(7), json!(ITEMS)), "{rest}");
+}
+
+/// Windows refuses to move a file that is written.
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_an_output_that_was_moved_away_ends_the_batch() {
+    let (mut client, job, _, output, log) = begun().await;
+    std::fs::rename(&output, output.with_extension("moved")).unwrap();
+    let end = client.finish(&job).await;
+    assert_eq!(end["data"]["state"], "failed", "{end}");
+    assert!(end["data"]["fault"]["message"].as_str().unwrap().contains("was replaced or removed"), "{end}");
+    assert!(log.steps.load(Ordering::SeqCst) < ITEMS as u64, "it went on for nobody");
+}
+
+/// Windows refuses to open a file for writing that is written by another.
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_an_output_that_was_emptied_has_whole_lines_only() {
+    let (mut client, job, _, output, _) = begun().await;
+    OpenOptions::new().write(true).open(&output).unwrap().set_len(0).unwrap();
+    client.finish(&job).await;
+    let text = std::fs::read_to_string(&output).unwrap();
+    assert!(
+        text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok_and(|line| line["ok"] == true)),
+        "{text:.200}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_two_servers_do_not_write_one_file() {
+    let (mut first, job, _, output, _) = begun().await;
+    let files = output.parent().unwrap().to_owned();
+    let mut second = Client::connect(Script::default(), |config| config.roots = vec![files]).await;
+    second.initialize("2025-06-18").await;
+    let arguments = json!({"input_path": "in.jsonl", "output_path": "out.jsonl", "wait_s": 20});
+    let refused = second.call("dllm_batch", arguments.clone()).await;
+    assert_eq!(refused["error"]["type"], "path_refused", "{refused}");
+    first.call("dllm_job", json!({"operation": "cancel", "job_id": job})).await;
+    first.finish(&job).await;
+    let ended = second.call("dllm_batch", arguments).await;
+    assert_eq!(ended["data"]["state"], "done", "{ended}");
+    let text = std::fs::read_to_string(&output).unwrap();
+    let ids: std::collections::HashSet<_> =
+        text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["id"].clone()).collect();
+    assert_eq!((ids.len(), text.lines().count()), (ITEMS, ITEMS));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_an_input_is_not_emptied_under_another_name() {
+    let mut client = Client::start(Script::default()).await;
+    let files = client.folder.path().join("files");
+    std::fs::write(files.join("in.jsonl"), items(0..3)).unwrap();
+    std::fs::hard_link(files.join("in.jsonl"), files.join("other.jsonl")).unwrap();
+    let arguments = json!({"input_path": "in.jsonl", "output_path": "other.jsonl", "resume": false, "overwrite": true});
+    let reply = client.call("dllm_batch", arguments).await;
+    assert_eq!(reply["error"]["type"], "bad_argument", "{reply}");
+    assert_eq!(std::fs::read_to_string(files.join("in.jsonl")).unwrap(), items(0..3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_a_cursor_inside_a_line_is_refused() {
+    let mut client = Client::start(Script::default()).await;
+    let reply = client.call("dllm_batch", json!({"items_json": [{"id": "a", "prompt": "p"}], "wait_s": 20})).await;
+    let page = json!({"operation": "results", "job_id": reply["data"]["job_id"], "cursor": "3"});
+    let reply = client.call("dllm_job", page).await;
+    assert_eq!(reply["error"]["type"], "bad_argument", "{reply}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_a_result_longer_than_a_page_is_cut_everywhere() {
+    let mut client = Client::start(Script::default()).await;
+    let items = json!([{"id": "a", "prompt": "long=500000"}, {"id": "b", "prompt": "p"}]);
+    let reply = client.call("dllm_batch", json!({"items_json": items, "wait_s": 20})).await;
+    let job = reply["data"]["job_id"].clone();
+    // `line` refuses what a 64 KiB reader cannot read.
+    let id = client
+        .request("resources/read", json!({"uri": format!("dllm://jobs/{}/results", job.as_str().unwrap())}))
+        .await;
+    let text = client.reply(id).await["result"]["contents"][0]["text"].clone();
+    assert!(text.as_str().unwrap().contains("\"cut\""), "{text:.200}");
+    let (mut cursor, mut ids) = (json!(""), Vec::new());
+    while !cursor.is_null() {
+        let page = client.call("dllm_job", json!({"operation": "results", "job_id": job, "cursor": cursor})).await;
+        ids.extend(page["data"]["results"].as_array().unwrap().iter().map(|line| line["id"].clone()));
+        assert!(page["data"]["output_path"].is_string(), "where the whole is: {page:.300}");
+        cursor = page["data"]["nextCursor"].clone();
+    }
+    ids.sort_by_key(Value::to_string);
+    assert_eq!(ids, [json!("a"), json!("b")]);
+}

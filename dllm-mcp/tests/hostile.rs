@@ -1,0 +1,138 @@
+//! Clients that are clumsy or hostile: what can be answered is answered, and the session goes on.
+
+mod common;
+mod program;
+
+use common::{Client, Script};
+use program::Program;
+use serde_json::{Value, json};
+
+async fn still_works(client: &mut Client) {
+    assert_eq!(client.call("dllm_status", json!({})).await["success"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_junk_lines_do_not_end_the_session() {
+    let mut client = Client::start(Script::default()).await;
+    let deep = [
+        "[".repeat(300_000),
+        format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\",\"params\":{}", "{\"a\":".repeat(9000)),
+    ];
+    let huge = vec![b'x'; 17 << 20];
+    let lines: Vec<&[u8]> = vec![
+        b"",
+        b"{",
+        b"\xff\xfe\x00\x80",
+        b"7",
+        b"null",
+        b"[]",
+        b"\"x\"",
+        b"Content-Length: 5\r",
+        b"{\"jsonrpc\":\"1.0\",\"id\":1,\"method\":\"ping\"}",
+        b"{\"jsonrpc\":\"2.0\"}",
+        br#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"\ud800"}}"#,
+        b"{\"jsonrpc\":\"2.0\",\"id\":{},\"method\":\"ping\"}",
+        b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/unknown\",\"params\":7}",
+        b"{\"jsonrpc\":\"2.0\",\"id\":99,\"result\":{}}",
+        deep[0].as_bytes(),
+        deep[1].as_bytes(),
+        &huge,
+    ];
+    for line in lines {
+        client.send_line(line).await;
+        still_works(&mut client).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_wrong_types_are_errors_of_the_call() {
+    let mut client = Client::start(Script::default()).await;
+    for params in [
+        Value::Null,
+        json!([]),
+        json!({}),
+        json!({"name": 7}),
+        json!({"name": "dllm_status", "arguments": "x"}),
+        json!({"name": "dllm_status", "arguments": []}),
+        json!({"name": "x".repeat(200_000), "arguments": {}}),
+    ] {
+        let id = client.request("tools/call", params.clone()).await;
+        // What does not have the shape of a request is refused by the protocol's library without the id.
+        let mut reply = client.line().await;
+        while reply["id"] != json!(id) && !reply["id"].is_null() {
+            reply = client.line().await;
+        }
+        assert!(reply["error"]["message"].is_string(), "{params:.80}: {reply}");
+    }
+    for arguments in [
+        json!({"prompt": ["p"]}),
+        json!({"prompt": "p", "seed": 1e300}),
+        json!({"prompt": "p", "max_tokens": 1.5}),
+        json!({"prompt": "p", "wait_s": "soon"}),
+        json!({"prompt": "p", "x".repeat(100_000): 1}),
+        json!({"prompt": "p".repeat(1_100_000)}),
+        json!({"prompt": "p", "stop": "x"}),
+    ] {
+        let reply = client.call("dllm_generate", arguments).await;
+        assert_eq!(reply["error"]["type"], "bad_argument", "{reply}");
+    }
+    let id = client.request("resources/read", json!({"uri": "dllm://".to_owned() + &"x".repeat(200_000)})).await;
+    assert!(client.reply(id).await["error"]["message"].as_str().unwrap().contains("there is no resource"));
+    let id = client.request("prompts/get", json!({"name": "x".repeat(200_000)})).await;
+    assert!(client.reply(id).await["error"]["message"].as_str().unwrap().contains("there is no prompt"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_cancels_of_all_kinds_leave_nothing_running() {
+    let mut client = Client::start(Script { steps: 1_000_000, ..Script::default() }).await;
+    let cancel =
+        |id: Value| json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}});
+    client.send(cancel(json!(12345))).await;
+    client.send(cancel(json!(null))).await;
+    client.send(cancel(json!({"a": 1}))).await;
+    let mut ids = Vec::new();
+    for n in 0..20 {
+        ids.push(client.begin("dllm_generate", json!({"prompt": format!("p{n}")}), &format!("t{n}")).await);
+    }
+    while client.call("dllm_job", json!({"operation": "list"})).await["data"]["total"] != 20 {}
+    for id in ids.iter().rev().chain(&ids) {
+        client.send(cancel(json!(id))).await;
+    }
+    let jobs = client.call("dllm_job", json!({"operation": "list"})).await["data"]["jobs"].clone();
+    for job in jobs.as_array().unwrap() {
+        assert_eq!(client.finish(&job["job_id"]).await["data"]["state"], "cancelled");
+    }
+    let next = client.call("dllm_generate", json!({"prompt": "steps=1"})).await;
+    assert_eq!(next["data"]["text"], "echo steps=1", "{next}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn issue_3_schemas_that_loop_or_point_elsewhere_are_harmless() {
+    let mut client = Client::start(Script::default()).await;
+    for (schema, answer) in [
+        (r##"{"$ref": "#"}"##, "1"),
+        (r##"{"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}"##, "1"),
+        (r#"{"$ref": "https://example.com/schema.json"}"#, "1"),
+        (r#"{"$ref": "file:///etc/passwd"}"#, "1"),
+        (r#"{"type": "string", "pattern": "^(?=(a+)+$)a"}"#, "\"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\""),
+        (r#"{"type": "string", "pattern": "(a{1000}){1000}"}"#, "\"a\""),
+    ] {
+        let reply =
+            client.call("dllm_generate", json!({"prompt": format!("say={answer}"), "json_schema": schema})).await;
+        let refused = reply["error"]["type"] == "bad_argument" || reply["data"]["json_error"].is_string();
+        assert!(refused || reply["data"]["json"].is_number(), "{schema}: {reply}");
+    }
+    let deep = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
+    let reply = client.call("dllm_generate", json!({"prompt": format!("say={deep}"), "json_schema": "{}"})).await;
+    assert!(reply["data"]["json_error"].is_string(), "{reply:.300}");
+}
+
+#[test]
+fn issue_3_a_host_that_closes_its_ear_ends_the_program() {
+    let state = tempfile::tempdir().unwrap();
+    let mut program = Program::start(state.path(), &[]);
+    program.output = None;
+    // Its input stays open; the first reply that cannot be written is the sign.
+    program.send(&json!({"jsonrpc": "2.0", "id": 7, "method": "ping"}));
+    assert!(program.ended().success());
+}

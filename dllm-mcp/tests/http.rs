@@ -1,0 +1,111 @@
+//! Streamable HTTP: who may call, and what an operator reads who chose an address that cannot be used.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+fn command(state: &Path, address: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dllm-mcp"));
+    command.arg("--state-dir").arg(state).args(["--threads", "1", "--http", address]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+struct Service {
+    child: Child,
+    address: String,
+    _state: tempfile::TempDir,
+}
+
+impl Service {
+    fn start(token: &str) -> Self {
+        let state = tempfile::tempdir().unwrap();
+        let mut child = command(state.path(), "127.0.0.1:0").env("DLLM_HTTP_TOKEN", token).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on http://").and_then(|a| a.strip_suffix("/mcp"));
+        let address = address.unwrap_or_else(|| panic!("it said {line:?}")).to_owned();
+        Self { child, address, _state: state }
+    }
+
+    /// Status and body of a request; `Host` is right where `headers` has none.
+    fn ask(&self, method: &str, path: &str, headers: &[&str], body: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let host = format!("Host: {}", self.address);
+        let own: &[&str] = if headers.iter().any(|header| header.starts_with("Host:")) { &[] } else { &[&host] };
+        let fixed =
+            ["Connection: close", "Content-Type: application/json", "Accept: application/json, text/event-stream"];
+        let lines: Vec<&str> = own.iter().chain(headers).chain(&fixed).copied().collect();
+        let head =
+            format!("{method} {path} HTTP/1.1\r\n{}\r\nContent-Length: {}\r\n\r\n", lines.join("\r\n"), body.len());
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(body.as_bytes()).unwrap();
+        let mut reply = Vec::new();
+        stream.read_to_end(&mut reply).unwrap();
+        let reply = String::from_utf8_lossy(&reply).into_owned();
+        let status = reply.split(' ').nth(1).and_then(|status| status.parse().ok());
+        (status.unwrap_or_else(|| panic!("no status in {reply:?}")), reply)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const HELLO: &str = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}"#;
+
+#[test]
+fn issue_3_callers_without_the_token_are_refused() {
+    let service = Service::start("a secret");
+    assert_eq!(service.ask("GET", "/health", &[], "").0, 200);
+    for wrong in [
+        "X-None: 1",
+        "Authorization: Bearer",
+        "Authorization: Bearer a secre",
+        "Authorization: Bearer a secret2",
+        "Authorization: a secret",
+    ] {
+        let (status, reply) = service.ask("POST", "/mcp", &[wrong], HELLO);
+        assert_eq!(status, 401, "{wrong}: {reply}");
+        assert!(!reply.contains("diffusion-llm-mcp"), "{wrong}: {reply}");
+    }
+    let (status, reply) = service.ask("POST", "/mcp", &["Authorization: Bearer a secret"], HELLO);
+    assert!(status == 200 && reply.contains("diffusion-llm-mcp"), "{reply}");
+}
+
+#[test]
+fn issue_3_pages_of_other_hosts_are_refused() {
+    let service = Service::start("");
+    assert_eq!(service.ask("POST", "/mcp", &[], HELLO).0, 200);
+    for evil in ["Host: evil.example", "Origin: http://evil.example", "Origin: null"] {
+        assert_eq!(service.ask("POST", "/mcp", &[evil], HELLO).0, 403, "{evil}");
+    }
+    assert_eq!(service.ask("POST", "/mcp", &["Origin: http://localhost:3000"], HELLO).0, 200);
+}
+
+#[test]
+fn issue_3_bodies_that_are_no_requests_are_refused_and_harmless() {
+    let service = Service::start("");
+    for body in ["", "{", "7", "[]", "\u{0}", &"[".repeat(100_000)] {
+        let (status, reply) = service.ask("POST", "/mcp", &[], body);
+        assert!((400..500).contains(&status), "{body:.40}: {reply}");
+    }
+    assert_eq!(service.ask("POST", "/mcp", &[], HELLO).0, 200);
+}
+
+#[test]
+fn issue_3_an_address_that_cannot_be_used_is_a_clear_sentence() {
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = holder.local_addr().unwrap().to_string();
+    for (address, words) in [(taken.as_str(), "give another port"), ("0.0.0.0:10835", "only loopback addresses")] {
+        let state = tempfile::tempdir().unwrap();
+        let output = command(state.path(), address).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(address) && said.contains(words), "{said}");
+    }
+}
