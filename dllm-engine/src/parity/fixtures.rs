@@ -15,6 +15,23 @@ pub struct GenerationCase {
     pub name: String,
     pub config: GenerationConfig,
     pub canvases: Vec<CanvasRecord>,
+    pub margins: Margins,
+}
+
+/// How narrowly a case's discrete choices were decided, at the narrowest.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct Margins {
+    /// Gap of the accumulated entropy to the bound, nats.
+    pub accept_gap: f64,
+    /// Gap of the router's logits between the last chosen expert and the next.
+    pub router_gap: f64,
+}
+
+impl Margins {
+    /// Whether no choice was narrower than `least`.
+    pub fn wider_than(&self, least: Option<Margins>) -> bool {
+        least.is_none_or(|m| self.accept_gap >= m.accept_gap && self.router_gap >= m.router_gap)
+    }
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::event::{Control, Event};
 use crate::kernels::position_stats::position_stats;
 use crate::model::{Forward, Position};
+use crate::parity::Limits;
 use crate::parity::fixtures::{Fixtures, GenerationCase, GenerationConfig};
 use crate::parity::report::Report;
 use crate::rng::{RecordedCanvas, RecordedNoise};
@@ -98,13 +99,16 @@ fn recorded_noise(fixtures: &Fixtures, case: &GenerationCase) -> Result<Recorded
 
 /// Prompt, settings and noise in; every step, the number of steps and the final tokens out. All cases run at once on the
 /// network's lanes, so that they are each other's neighbours.
-pub fn autonomous<F: Forward>(network: F, fixtures: &Fixtures, report: &mut Report<'_>) -> Result<F> {
+pub fn autonomous<F: Forward>(network: F, fixtures: &Fixtures, limits: &Limits, report: &mut Report<'_>) -> Result<F> {
+    let least = limits.gpu.map(|gpu| gpu.margins);
+    let eligible = |case: &&GenerationCase| case.margins.wider_than(least);
+    let cases: Vec<_> = fixtures.generations.iter().filter(eligible).collect();
     let mut lanes = Lanes::new(network, 8);
     let count = lanes.shape().lanes;
     let mut owner: Vec<usize> = vec![0; count];
-    let mut seen: Vec<Vec<Seen>> = fixtures.generations.iter().map(|_| Vec::new()).collect();
+    let mut seen: Vec<Vec<Seen>> = cases.iter().map(|_| Vec::new()).collect();
     let mut answers: Vec<Vec<u32>> = vec![Vec::new(); seen.len()];
-    let mut waiting = fixtures.generations.iter().enumerate();
+    let mut waiting = cases.iter().copied().enumerate();
     loop {
         while lanes.free() > 0
             && let Some((i, case)) = waiting.next()
@@ -143,7 +147,7 @@ pub fn autonomous<F: Forward>(network: F, fixtures: &Fixtures, report: &mut Repo
             answers[owner[done.lane]] = done.result?.tokens;
         }
     }
-    for (i, case) in fixtures.generations.iter().enumerate() {
+    for (i, case) in cases.iter().copied().enumerate() {
         check_case(fixtures, case, count, &seen[i], &answers[i], report)?;
     }
     Ok(lanes.into_forward())

@@ -8,7 +8,7 @@ mod report;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use fixtures::{CanvasRecord, Fixtures, GenerationCase, GenerationConfig};
+pub use fixtures::{CanvasRecord, Fixtures, GenerationCase, GenerationConfig, Margins};
 pub use report::{Check, Report};
 
 use crate::error::{Error, Result};
@@ -33,8 +33,19 @@ pub struct Limits {
     pub route_weight: f64,
     /// Compare with what is expected of a GELU that goes through half precision.
     pub gelu16: bool,
-    /// Relative difference of the logits of single passes, instead of the absolute one: on a GPU.
-    pub relative: Option<f64>,
+    /// On a GPU, whose activations between products are halves.
+    pub gpu: Option<GpuLimits>,
+}
+
+/// What half-precision activations ask for instead.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuLimits {
+    /// Relative difference of the logits of single passes.
+    pub logits: f64,
+    /// Share of the chosen experts that may differ.
+    pub routing: f64,
+    /// Generations that were decided more narrowly are left out: another choice is no fault there.
+    pub margins: Margins,
 }
 
 /// What to check, and how.
@@ -58,7 +69,7 @@ fn limits(level: Level, file: &Gguf, preset: &str, gpu: bool) -> Limits {
         forced: 2e-4,
         route_weight: 1e-4,
         gelu16: false,
-        relative: None,
+        gpu: None,
     };
     let half = file.main_type().is_some_and(|ty| ty != crate::ggml::GgmlType::F32);
     match level {
@@ -71,7 +82,11 @@ fn limits(level: Level, file: &Gguf, preset: &str, gpu: bool) -> Limits {
             forced: 1e-1,
             route_weight: 1e-2,
             gelu16: false,
-            relative: Some(1e-3),
+            gpu: Some(GpuLimits {
+                logits: 4e-3,
+                routing: 2e-2,
+                margins: Margins { accept_gap: 2e-3, router_gap: 3e-3 },
+            }),
         },
         Level::Reference if half => Limits { logits: 1e-3, forced: 1e-3, ..exact },
         Level::Reference => exact,
@@ -90,7 +105,7 @@ fn limits(level: Level, file: &Gguf, preset: &str, gpu: bool) -> Limits {
             },
             route_weight: 1e-2,
             gelu16: true,
-            relative: None,
+            gpu: None,
         },
     }
 }
@@ -121,7 +136,7 @@ pub fn run(dir: &Path, params: &ParityParams, sink: &mut dyn FnMut(&Check)) -> R
             ..EngineParams::default()
         };
         let mut network = Network::load(Arc::clone(&file), &engine, &mut |_, _| {})?;
-        network = generation::autonomous(network, &fixtures, &mut report)?;
+        network = generation::autonomous(network, &fixtures, &limits, &mut report)?;
         network.tap();
         forward::forward_cases(&mut network, &fixtures, &limits, lanes, &mut report)?;
         if lanes.0 == 1 {

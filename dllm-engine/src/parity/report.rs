@@ -69,8 +69,14 @@ impl<'s> Report<'s> {
 
     /// Discrete choices: every entry must be equal.
     pub fn equal<T: PartialEq>(&mut self, name: impl Into<String>, got: &[T], want: &[T]) {
+        self.mostly_equal(name, got, want, 0.0);
+    }
+
+    /// Discrete choices: at most a share of the entries may differ.
+    pub fn mostly_equal<T: PartialEq>(&mut self, name: impl Into<String>, got: &[T], want: &[T], share: f64) {
         let differing = got.iter().zip(want).filter(|(a, b)| a != b).count() + got.len().abs_diff(want.len());
-        self.push(Check { name: name.into(), error: differing as f64, limit: 0.0, compared: want.len() });
+        let limit = (share * want.len() as f64).floor();
+        self.push(Check { name: name.into(), error: differing as f64, limit, compared: want.len() });
     }
 }
 
