@@ -92,7 +92,7 @@ type Compiled<'s> = (Instructions<'s>, BTreeMap<&'s str, Instructions<'s>>);
 fn compile<'s>(name: &'s str, source: &'s str) -> Result<Compiled<'s>, Error> {
     // As Hugging Face's `apply_chat_template` sets them.
     let blanks = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
-    let template = parse(source, name, SyntaxConfig::default(), blanks)?;
+    let template = parse(source, name, SyntaxConfig, blanks)?;
     let mut generator = CodeGenerator::new(name, source);
     generator.compile_stmt(&template);
     Ok(generator.finish())

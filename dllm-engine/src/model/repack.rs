@@ -155,7 +155,7 @@ fn stack<'s>(
     kernels: &Kernels,
 ) -> Result<Vec<Planned<'s>>> {
     let k = infos[0].shape[0] as usize;
-    if k % 8 != 0 {
+    if !k.is_multiple_of(8) {
         return Err(Error::unsupported(file.path(), format!("tensor {}: {k} is no multiple of 8", infos[0].name)));
     }
     let rows = |i: &TensorInfo| i.shape[1] as usize;
