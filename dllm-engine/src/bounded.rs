@@ -24,6 +24,8 @@ pub const BUDGET: usize = 256 << 20;
 const CONTAINER: usize = 16 << 10;
 /// What an element costs.
 const ELEMENT: usize = 40;
+/// What a written piece costs at least: a list can be written in pieces of a byte, which take longer than their bytes.
+const PIECE: usize = 32;
 /// Most of a width, a count or a precision.
 const MOST: i64 = 1 << 16;
 /// Stack of a rendering, for values as deeply nested as the budget allows.
@@ -147,7 +149,7 @@ fn charged<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
 }
 
 /// Filters and methods that make text of what they get, or more than they get.
-const BEFORE: [&str; 19] = [
+const BEFORE: [&str; 18] = [
     "string",
     "escape",
     "e",
@@ -165,13 +167,13 @@ const BEFORE: [&str; 19] = [
     "format",
     "batch",
     "slice",
-    "pprint",
     "urlencode",
 ];
 
 /// Gives an environment the filters that rewritten instructions call, and lets its own ones charge.
 pub fn install(env: &mut Environment<'static>) {
     env.add_filter("charge", |value: Value| charge(size(&value)).map(|()| value));
+    env.add_filter("pprint", |value: Value| text(format_args!("{value:#?}")));
     env.add_filter("~", |a: Value, b: Value| text(format_args!("{a}{b}")));
     env.add_filter("+", |a: Value, b: Value| match (a.as_str(), b.as_str()) {
         (Some(a), Some(b)) => text(format_args!("{a}{b}")),
@@ -309,14 +311,14 @@ pub struct Charged<'w, W: ?Sized>(pub &'w mut W);
 
 impl<W: fmt::Write + ?Sized> fmt::Write for Charged<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        charge(text.len()).map_err(|_| fmt::Error)?;
+        charge(text.len().max(PIECE)).map_err(|_| fmt::Error)?;
         self.0.write_str(text)
     }
 }
 
 impl io::Write for Charged<'_, Vec<u8>> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        charge(bytes.len()).map_err(io::Error::other)?;
+        charge(bytes.len().max(PIECE)).map_err(io::Error::other)?;
         self.0.extend_from_slice(bytes);
         Ok(bytes.len())
     }

@@ -236,6 +236,7 @@ fn issue_2_bounds_change_no_result() {
         ("{{ 9223372036854775807 + 1 }}", "9223372036854775808"),
         ("{{ 'a,b' | split(',') | join('-') }}{{ ' x ' | trim }}{{ 'ab' | upper | list }}", "a-bx[\"A\", \"B\"]"),
         ("{{ '%s=%d' | format('a', 3) }}{{ 'a\nb' | indent(2) }}{{ 'aXb' | replace('X', '--') }}", "a=3a\n  ba--b"),
+        ("{{ [1, 'a'] | pprint }}", "[\n    1,\n    \"a\",\n]"),
         ("{{ [3, 1, 2] | batch(2) | list }}{{ 'abc'[1:] }}{{ [1, 2, 3][::2] }}", "[[3, 1], [2]]bc[1, 3]"),
         (
             "{% for m in messages %}{% if loop.first %}A{% else %}B{% endif %}{{ m.content.split('-')[0] }}{% endfor %}",
