@@ -41,6 +41,26 @@ fn beside_others_a_request_gives_what_it_gives_alone() {
 }
 
 #[test]
+fn a_common_prefix_is_read_once() {
+    let prompts: Vec<Vec<u32>> = (0..3).map(|k| (0..40).chain([90 + k]).collect()).collect();
+    let want: Vec<_> = prompts.iter().zip(0..).map(|(p, k)| alone(work(p, 8, k)).tokens).collect();
+    let mut lanes = Lanes::new(Scripted::made_up(Shape { lanes: 3, ..SHAPE }).logged(), 1000);
+    let on: Vec<_> = prompts.iter().zip(0..).map(|(p, k)| lanes.admit(work(p, 8, k)).unwrap()).collect();
+    let finished = drain(&mut lanes);
+    assert_eq!(finished.len(), 3);
+    for f in finished {
+        let i = on.iter().position(|lane| *lane == f.lane).unwrap();
+        let result = f.result.unwrap();
+        assert_eq!(result.tokens, want[i], "request {i}");
+        assert_eq!(result.cost.cached_tokens, if i == 0 { 0 } else { 40 }, "request {i}");
+    }
+    let log = lanes.into_forward().log.unwrap();
+    let read = |pass: &Pass| if let Pass::Prefill(parts) = pass { parts.iter().map(|p| p.1).sum() } else { 0 };
+    let first: Vec<usize> = log.iter().map(read).filter(|n| *n > 0).take(2).collect();
+    assert_eq!(first, [41, 2], "the first prompt, then one token of each of the others");
+}
+
+#[test]
 fn what_is_no_number_ends_its_lane_only() {
     let script = |seen: &Seen<'_>, out: &mut [Position]| {
         for (i, p) in out.iter_mut().enumerate() {

@@ -169,6 +169,18 @@ impl Run {
         self.sequence.get(cached..).unwrap_or(&[])
     }
 
+    /// Everything to cache before the next canvas: the prompt and what is finished.
+    pub fn sequence(&self) -> &[u32] {
+        &self.sequence
+    }
+
+    /// Counts tokens of the prompt that another lane had in its cache.
+    pub fn shared(&mut self, tokens: usize) {
+        if self.next == 0 {
+            self.meter.cost.cached_tokens += tokens;
+        }
+    }
+
     /// Counts a prefill pass, after which `cached` tokens are cached. While the prompt is read this is an event.
     pub fn prefilled(&mut self, time: Duration, cached: usize) -> Option<Event<'static>> {
         if self.next > 0 {

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 use crate::event::{Control, Event, FinishReason};
 use crate::model::{Forward, Position, PrefillLane, Shape};
 
+/// Tokens that two prompts must have in common for one lane to wait for the other's cache and copy it.
+const SHARE_FROM: usize = 16;
+
 /// Receives the events of all lanes, with the lane's number.
 pub type Sink<'a> = dyn FnMut(usize, Event<'_>) -> Control + 'a;
 
@@ -101,18 +104,18 @@ impl<F: Forward> Lanes<F> {
     pub fn admit(&mut self, mut work: Work) -> Result<usize> {
         Run::check(&mut work, &self.shape)?;
         let free = |slot: &(usize, &Slot)| slot.1.run.is_none();
-        let shared = |slot: &Slot| slot.cached.iter().zip(&work.prompt).take_while(|(a, b)| a == b).count();
+        let shared = |slot: &Slot| common(&slot.cached, &work.prompt);
         // Of equal prefixes, the cache whose loss costs least.
         let best =
             self.slots.iter().enumerate().filter(free).map(|(lane, slot)| (shared(slot), slot.cached.len(), lane));
-        let Some((common, _, lane)) = best.min_by_key(|(common, len, lane)| (usize::MAX - common, *len, *lane)) else {
+        let Some((kept, _, lane)) = best.min_by_key(|(kept, len, lane)| (usize::MAX - kept, *len, *lane)) else {
             let lanes = self.slots.len();
             return Err(Error::argument(
                 "lanes",
                 format!("all {lanes} are busy; wait until one is free or load with more"),
             ));
         };
-        let kept = self.forward.truncate(lane, common).min(common);
+        let kept = self.forward.truncate(lane, kept).min(kept);
         let slot = &mut self.slots[lane];
         slot.cached.truncate(kept);
         slot.run = Some(Box::new(Run::new(work, self.shape, kept, self.forward.counters())));
@@ -159,7 +162,41 @@ impl<F: Forward> Lanes<F> {
         }
     }
 
+    /// Copies prefixes that another lane has already read: candidates of one request and items of a batch begin alike.
+    fn share_prefixes(&mut self) {
+        for lane in 0..self.slots.len() {
+            let slot = &self.slots[lane];
+            let Some(run) = slot.run.as_ref().filter(|run| !run.uncached(slot.cached.len()).is_empty()) else {
+                continue;
+            };
+            let others = self.slots.iter().enumerate().filter(|(other, _)| *other != lane);
+            let best = others.map(|(other, slot)| (common(&slot.cached, run.sequence()), other)).max();
+            let Some((len, other)) = best.filter(|(len, _)| *len >= slot.cached.len() + SHARE_FROM) else { continue };
+            if self.forward.copy_prefix(other, lane, len) == len {
+                let slot = &mut self.slots[lane];
+                let Some(run) = slot.run.as_mut() else { continue };
+                run.shared(len - slot.cached.len());
+                slot.cached = run.sequence()[..len].to_vec();
+            }
+        }
+    }
+
+    /// Whether a lane before this one is about to read what this one needs, too: then its cache is copied afterwards.
+    fn waits_for_another(&self, lane: usize) -> bool {
+        let (before, rest) = self.slots.split_at(lane);
+        let Some((own, cached)) =
+            rest.first().and_then(|slot| Some((slot.run.as_ref()?.sequence(), slot.cached.len())))
+        else {
+            return false;
+        };
+        before.iter().any(|slot| {
+            let shared = slot.run.as_ref().map_or(0, |run| common(run.sequence(), own));
+            shared >= cached + SHARE_FROM && slot.cached.len() < shared
+        })
+    }
+
     fn prefill(&mut self, sink: &mut Sink<'_>, finished: &mut Vec<Finished>) {
+        self.share_prefixes();
         let shares = self.shares();
         if shares.is_empty() {
             return;
@@ -199,6 +236,7 @@ impl<F: Forward> Lanes<F> {
     fn shares(&self) -> Vec<(usize, usize)> {
         let need = |slot: &Slot| slot.run.as_ref().map_or(0, |run| run.uncached(slot.cached.len()).len());
         let mut shares: Vec<_> = self.slots.iter().map(need).enumerate().filter(|(_, need)| *need > 0).collect();
+        shares.retain(|(lane, _)| !self.waits_for_another(*lane));
         shares.sort_by_key(|(_, need)| *need);
         let (mut budget, mut waiting) = (self.prefill_budget, shares.len());
         for (_, share) in &mut shares {
@@ -295,6 +333,11 @@ impl<F: Forward> Lanes<F> {
         self.forward.truncate(lane, 0);
         self.slots[lane].cached.clear();
     }
+}
+
+/// Length of the common prefix.
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// One lane's part of a step after the forward pass. Returns the reason if its request ends here.

@@ -143,6 +143,15 @@ impl Forward for Scripted {
         lane.cached.len()
     }
 
+    fn copy_prefix(&mut self, from: usize, to: usize, len: usize) -> usize {
+        let Some(prefix) = self.lanes.get(from).and_then(|lane| lane.cached.get(..len)).map(<[u32]>::to_vec) else {
+            return self.filled(to);
+        };
+        let Some(lane) = self.lanes.get_mut(to) else { return 0 };
+        *lane = Lane { cached: prefix, steps: 0 };
+        len
+    }
+
     fn prefill(&mut self, lanes: &[PrefillLane<'_>]) -> Result<()> {
         self.pass(|| Pass::Prefill(lanes.iter().map(|part| (part.lane, part.tokens.len())).collect()))?;
         self.check_lanes(lanes.iter().map(|part| part.lane))?;

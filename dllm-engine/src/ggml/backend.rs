@@ -74,6 +74,12 @@ fn text(p: *const c_char) -> String {
 }
 
 impl Device {
+    /// The CPU, which is always there in a static build.
+    #[cfg(test)]
+    pub fn cpu() -> Option<Self> {
+        devices().into_iter().find(|d| d.kind() == DeviceKind::Cpu)
+    }
+
     /// `CPU`, `CUDA0`, `Vulkan0` (`ggml_backend_dev_name`).
     pub fn name(self) -> String {
         // SAFETY: the device is valid for the process's life.

@@ -137,6 +137,24 @@ impl<'c> Tensor<'c> {
         unsafe { sys::ggml_backend_tensor_get(self.raw(), values.as_mut_ptr().cast(), offset, bytes) };
     }
 
+    /// Copies `rows` rows of a matrix to other rows of it, on its device (`ggml_backend_tensor_copy`).
+    pub fn copy_rows(self, from: usize, to: usize, rows: usize) {
+        let [width, all, ..] = self.shape();
+        assert!(self.is_allocated() && from.max(to) + rows <= all, "rows {from} and {to} + {rows} of {self:?}");
+        let stride = self.strides()[1];
+        // Views of their own, in a context that lives as long as the copy.
+        let Ok(context) = Context::new(2, 0) else { unreachable!("room for two descriptions") };
+        let view =
+            |at: usize| context.view(self, [width, rows, 1, 1], [stride, stride * rows, stride * rows], at * stride);
+        let (source, target) = (view(from), view(to));
+        // SAFETY: views of an allocated tensor, in range (checked) and not overlapping, since lanes do not.
+        unsafe {
+            sys::ggml_backend_view_init(source.raw());
+            sys::ggml_backend_view_init(target.raw());
+            sys::ggml_backend_tensor_copy(source.raw(), target.raw());
+        }
+    }
+
     /// Keeps the tensor's memory from being reused within the graph (`ggml_set_output`).
     pub fn mark_output(self) -> Self {
         // SAFETY: the tensor is alive, and so is what it is a view of: the memory is kept or reused as a whole.

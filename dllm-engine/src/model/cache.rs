@@ -162,6 +162,27 @@ impl Cache {
         fill.filled
     }
 
+    /// Copies the first `len` positions of a lane to another; see `Forward::copy_prefix`.
+    pub fn copy_prefix(&mut self, from: usize, to: usize, len: usize) -> usize {
+        let source = self.fills[from];
+        // What `truncate` would have to forget cannot be handed on either.
+        let oldest_needed = self.window.map_or(usize::MAX, |w| len.saturating_sub(w - 1));
+        if from == to || len == 0 || len > source.filled || oldest_needed < source.written.saturating_sub(self.slots[1])
+        {
+            return self.fills[to].filled;
+        }
+        for layer in 0..self.layers.len() {
+            let slots = self.slots[usize::from(self.is_ring(layer))];
+            // Of a ring everything: it holds the last positions wherever they lie.
+            let rows = if self.is_ring(layer) { slots.min(source.written) } else { len };
+            for tensor in self.tensors(layer) {
+                tensor.copy_rows(from * slots, to * slots, rows);
+            }
+        }
+        self.fills[to] = Fill { filled: len, written: source.written };
+        len
+    }
+
     /// Keys that attention visits when the last written position of any lane is `last`.
     pub fn keys(&self, last: usize) -> [usize; 2] {
         let used = (last + 1).next_multiple_of(self.size.padding);
@@ -240,6 +261,31 @@ mod tests {
         assert_eq!(c.position_in(1, 2, 18), Some(18));
         assert_eq!(c.position_in(1, 3, 18), Some(3));
         assert_eq!(c.position_in(1, 3, 2), None);
+    }
+
+    #[test]
+    fn a_prefix_is_copied_with_what_the_ring_holds_of_it() {
+        let mut c = cache(256, 6, 8, 4);
+        c.allocate(Device::cpu().unwrap()).unwrap();
+        for (layer, slots) in [(0, 16), (1, 256)] {
+            for tensor in c.tensors(layer) {
+                let values: Vec<f32> = (0..tensor.elements()).map(|i| (i / 4) as f32).collect();
+                tensor.write(&values);
+                assert_eq!(tensor.shape(), [4, 2 * slots + 1, 1, 1]);
+            }
+        }
+        c.note_written(0, 20, true);
+        assert_eq!(c.copy_prefix(0, 1, 19), 19);
+        assert_eq!(c.filled(1), 19);
+        for position in 14..19 {
+            for layer in [0, 1] {
+                let [from, to] = [0, 1].map(|lane| c.read(layer, 1, lane, position).unwrap());
+                assert_eq!(from, to, "layer {layer}, position {position}");
+            }
+        }
+        c.note_written(0, 8, false); // positions below 12 are gone from the ring
+        assert_eq!(c.copy_prefix(0, 1, 16), 19, "a query at 16 needs position 11: nothing is copied");
+        assert_eq!(c.copy_prefix(0, 1, 21), 19, "more than there is");
     }
 
     #[test]

@@ -88,6 +88,13 @@ pub trait Forward {
     /// ring has overwritten what a continuation there would need.
     fn truncate(&mut self, lane: usize, len: usize) -> usize;
 
+    /// Makes the first `len` cached tokens of lane `from` those of lane `to`, which forgets what it had. Returns how many are in
+    /// `to` now: `len`, or what it had before where that cannot be done. A network without this keeps lanes apart.
+    fn copy_prefix(&mut self, from: usize, to: usize, len: usize) -> usize {
+        let _ = (from, len);
+        self.filled(to)
+    }
+
     /// Appends tokens to the caches of the given lanes (causal for block diffusion). Any split into calls gives the same
     /// cache. Long inputs are cut into passes inside.
     ///

@@ -291,6 +291,11 @@ impl Forward for Network {
         if lane < self.config.shape.lanes { self.cache.truncate(lane, len) } else { 0 }
     }
 
+    fn copy_prefix(&mut self, from: usize, to: usize, len: usize) -> usize {
+        let lanes = self.config.shape.lanes;
+        if from < lanes && to < lanes { self.cache.copy_prefix(from, to, len) } else { self.filled(to) }
+    }
+
     fn prefill(&mut self, lanes: &[PrefillLane<'_>]) -> Result<()> {
         let shape = self.config.shape;
         for lane in lanes {
