@@ -126,7 +126,7 @@ impl Error {
 fn shortage(needed: u64, free: u64, device: &str) -> String {
     match needed > free {
         true => format!("{device} has {} free", gib(free)),
-        false => format!("the system refuses it, although {device} has {} free: raise this process's limit", gib(free)),
+        false => format!("the system refuses it, although {device} has {} free (a limit of this process?)", gib(free)),
     }
 }
 
@@ -150,6 +150,9 @@ mod tests {
         let missing = error(1 << 30).to_string();
         assert!(missing.starts_with("the cache needs 3.00 GiB, but CPU has 1.00 GiB free: take"), "{missing}");
         let limited = error(8 << 30).to_string();
-        assert!(limited.contains("the system refuses it, although CPU has 8.00 GiB free: raise"), "{limited}");
+        assert!(
+            limited.contains("the system refuses it, although CPU has 8.00 GiB free (a limit of this process?): take"),
+            "{limited}"
+        );
     }
 }

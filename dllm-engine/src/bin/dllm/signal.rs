@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::output::{INTERRUPTED, note};
 
@@ -41,13 +42,26 @@ fn on_request() {
 
 /// Ends the program as interrupted, from any thread.
 fn exit() -> ! {
-    restore_terminal();
+    // Held to the end: nobody may hide the cursor again, or be about to show it.
+    let _terminal = terminal();
+    put_back();
     // Not `std::process::exit`: it runs the exit handlers of C and C++, which take away what a thread that computes still
     // uses. Nothing here waits for them; what was printed is flushed.
     signal_hook::low_level::exit(INTERRUPTED.into())
 }
 
 fn restore_terminal() {
+    let _terminal = terminal();
+    put_back();
+}
+
+/// Whoever holds it may change the terminal's state.
+fn terminal() -> MutexGuard<'static, ()> {
+    static TERMINAL: Mutex<()> = Mutex::new(());
+    TERMINAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn put_back() {
     modes::restore();
     show_cursor();
 }
@@ -105,6 +119,7 @@ impl Drop for Still {
 }
 
 fn still() {
+    let _terminal = terminal();
     modes::mute();
     HIDDEN.store(true, SeqCst);
     let _ = std::io::stderr().write_all(b"\x1b[?25l");
