@@ -1,6 +1,7 @@
 //! A network on a device: weights, cache and compiled passes behind the `Forward` seam.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::family::{self, Family};
@@ -39,6 +40,8 @@ pub struct Network {
     pub(super) tapping: bool,
     pub(super) last: Option<PassKey>,
     pub(super) counters: Counters,
+    /// Time inside graph computation so far.
+    pub(super) computing: Duration,
     pub(super) plan: MemoryPlan,
 }
 
@@ -84,6 +87,7 @@ impl Network {
             tapping: false,
             last: None,
             counters: Counters::default(),
+            computing: Duration::ZERO,
             plan,
         };
         // The largest passes first: the compute buffers get their final size, and nothing can run out later.
@@ -168,7 +172,9 @@ impl Network {
         let compiled = passes.kept.last_mut().ok_or_else(|| Error::Backend("no compiled pass".into()))?;
         compiled.inputs.place(&compiled.key, spans, &self.cache);
         compiled.inputs.tokens().write(tokens);
+        let since = Instant::now();
         self.backend.compute(&mut compiled.graph)?;
+        self.computing += since.elapsed();
         Ok(compiled)
     }
 
@@ -389,6 +395,12 @@ impl Network {
 }
 
 impl Network {
+    /// Time spent inside graph computation so far, by all passes.
+    #[doc(hidden)]
+    pub fn computing(&self) -> Duration {
+        self.computing
+    }
+
     /// Computes the last decoder pass's graph again and nothing else: the floor that a step is measured against.
     #[doc(hidden)]
     pub fn replay(&mut self) -> Result<()> {
