@@ -26,9 +26,10 @@ fn run() -> Result<()> {
     // Builds of several profiles may run at once and share the folder.
     let _lock = source::lock(&vars)?;
     let tree = source::prepare(&vars, &compilers)?;
+    // Needs only headers: what is wrong with the bindings is said before minutes of compiling.
+    bindings::generate(&vars, &tree)?;
     let built = compile::build(&vars, &tree)?;
     compile::abi_table(&tree)?;
-    bindings::generate(&vars, &tree)?;
     link::emit(&vars, &tree, &built);
     Ok(())
 }
