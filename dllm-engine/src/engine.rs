@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::event::{Completion, Control, Event};
 use crate::family::{self, NoiseKind};
 use crate::gguf::Gguf;
-use crate::model::{Forward, MemoryPlan, Network, Shape};
+use crate::model::{Forward, MemoryPlan, Network, PartTime, Shape};
 use crate::params::{EngineParams, KvType, Level, Message, ModelSource, Prompt, Request};
 use crate::receipt::Receipt;
 use crate::rng::{MaskNoise, Noise, SeededNoise};
@@ -195,6 +195,20 @@ impl Engine {
         self.lanes.forward().device_bytes()
     }
 
+    /// Where the time of the last denoising step goes: its graph's parts, each computed alone, the slowest first. The sum is
+    /// more than the step where a device overlaps parts or replays them without the host. Forgets the lanes' caches.
+    ///
+    /// # Errors
+    /// `BadArgument` where no step ran yet or the model lies on several devices; `Backend` where the device fails.
+    pub fn breakdown(&mut self) -> Result<Vec<PartTime>> {
+        if self.running() > 0 {
+            return Err(Error::argument("breakdown", format!("{} lanes run: let them end first", self.running())));
+        }
+        let parts = self.lanes.forward_mut().breakdown();
+        self.forget();
+        parts
+    }
+
     /// The tokens that a prompt becomes.
     ///
     /// # Errors
@@ -342,6 +356,7 @@ impl Engine {
             level: self.info.level,
             kv: self.info.kv,
             dense: self.info.memory.dense,
+            placement: self.info.memory.placement.clone(),
             sampler: ticket.sampler.to_owned(),
             max_steps: ticket.max_steps,
             prompt_tokens: cost.prompt_tokens,
@@ -358,6 +373,7 @@ impl Engine {
             lanes: cost.lanes,
             graphs_built: cost.graphs.graphs_built,
             graphs_replayed: cost.graphs.graphs_replayed,
+            captured_replays: cost.graphs.captured_replays,
             device_bytes: self.device_bytes(),
         };
         Completion {

@@ -26,9 +26,9 @@ pub mod vocab;
 pub use engine::{Chat, Engine, ModelInfo};
 pub use error::{Error, Result};
 pub use event::{Completion, Control, Event, FinishReason, Step};
-pub use model::MemoryPlan;
+pub use model::{DevicePlan, MemoryPlan, PartTime};
 pub use params::{
-    DenoiseOverrides, Dense, EngineParams, KvType, Level, Message, ModelSource, Pin, Prompt, Request, Role,
+    DenoiseOverrides, Dense, EngineParams, KvType, Level, Message, ModelSource, Offload, Pin, Prompt, Request, Role,
 };
 pub use receipt::Receipt;
 pub use tokenizer::Tokenizer;

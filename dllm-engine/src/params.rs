@@ -43,6 +43,21 @@ pub enum Dense {
     Quantized,
 }
 
+/// What of a model stays in the host's memory beside a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Offload {
+    /// Nothing where it fits, else the experts of as few layers as needed. The receipt says what was chosen.
+    #[default]
+    Auto,
+    /// Nothing: what does not fit is refused.
+    Whole,
+    /// The experts of the first so many layers. The GPU is sent them at every pass.
+    HostExperts(usize),
+    /// The first so many layers, computed on the CPU.
+    HostLayers(usize),
+}
+
 /// How keys and values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -63,7 +78,8 @@ pub enum KvType {
 pub struct EngineParams {
     /// The weights.
     pub model: ModelSource,
-    /// A device by name (`CPU`, `CUDA0`, `Vulkan0`), or `None` for the CPU.
+    /// A device by name (`CPU`, `CUDA0`, `Vulkan0`), several GPUs with commas between (`CUDA0,CUDA1`), which share the
+    /// layers, or `None` for the first GPU that this engine has kernels for, else the CPU.
     pub device: Option<String>,
     /// Tokens of prompt and answer together, per lane. 0 takes the file's own length, at most 8192.
     pub context: usize,
@@ -75,8 +91,10 @@ pub struct EngineParams {
     pub kv: KvType,
     /// How the dense matrices lie in a CUDA device's memory.
     pub dense: Dense,
-    /// Most bytes of the device's memory to plan with; 0 is all that is free.
+    /// Most bytes of each GPU's memory to plan with; 0 is all that is free.
     pub memory: u64,
+    /// What stays in the host's memory beside a GPU.
+    pub offload: Offload,
     /// Tokens per prefill pass. 0 chooses.
     pub prefill_chunk: usize,
     /// CPU threads, at most as many as there are processors. 0 takes the number of physical cores.
@@ -98,6 +116,7 @@ impl Default for EngineParams {
             kv: KvType::default(),
             dense: Dense::default(),
             memory: 0,
+            offload: Offload::default(),
             prefill_chunk: 0,
             threads: 0,
             key_padding: 256,

@@ -26,6 +26,8 @@ pub struct Receipt {
     pub kv: KvType,
     /// How the dense matrices lay in a CUDA device's memory; `None` elsewhere.
     pub dense: Option<Dense>,
+    /// Which part of the model lay where, in words; `None` where it was whole on `device`.
+    pub placement: Option<String>,
     /// Name of the sampler (`entropy-bound`).
     pub sampler: String,
     /// Most steps per canvas that were allowed.
@@ -58,6 +60,8 @@ pub struct Receipt {
     pub graphs_built: u64,
     /// Graphs replayed for this request.
     pub graphs_replayed: u64,
+    /// Passes of this request that a CUDA device ran as one captured graph.
+    pub captured_replays: u64,
     /// Most device memory in use: weights, cache, compute buffers.
     pub device_bytes: u64,
 }

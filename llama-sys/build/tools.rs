@@ -53,6 +53,6 @@ fn install(tool: Tool, os: &str) -> &'static str {
         (Tool::Nvcc, _) => "apt-get install cuda-toolkit-12-8", // from NVIDIA's own repository; docs/build.md
         (Tool::Glslc, "windows") => "winget install KhronosGroup.VulkanSDK",
         (Tool::Glslc, "macos") => "brew install shaderc vulkan-loader vulkan-headers",
-        (Tool::Glslc, _) => "apt-get install glslc libvulkan-dev",
+        (Tool::Glslc, _) => "apt-get install glslc libvulkan-dev spirv-headers",
     }
 }

@@ -84,6 +84,7 @@ impl Meter {
         self.cost.graphs = Counters {
             graphs_built: now.graphs_built.saturating_sub(self.counters.graphs_built),
             graphs_replayed: now.graphs_replayed.saturating_sub(self.counters.graphs_replayed),
+            captured_replays: now.captured_replays.saturating_sub(self.counters.captured_replays),
         };
         self.cost
     }
@@ -95,7 +96,8 @@ mod tests {
 
     #[test]
     fn takes_the_median_and_the_differences() {
-        let counters = |built, replayed| Counters { graphs_built: built, graphs_replayed: replayed };
+        let counters =
+            |built, replayed| Counters { graphs_built: built, graphs_replayed: replayed, captured_replays: 0 };
         let finish = |times: &[u64]| {
             let mut meter = Meter::start(5, 3, counters(2, 10));
             times.iter().for_each(|ms| meter.step(Duration::from_millis(*ms)));

@@ -184,7 +184,11 @@ impl Forward for Scripted {
     }
 
     fn counters(&self) -> Counters {
-        Counters { graphs_built: self.passes.min(1), graphs_replayed: self.passes.saturating_sub(1) }
+        Counters {
+            graphs_built: self.passes.min(1),
+            graphs_replayed: self.passes.saturating_sub(1),
+            ..Counters::default()
+        }
     }
 }
 

@@ -215,8 +215,8 @@ impl Backend {
         }
     }
 
-    pub fn device(&self) -> Device {
-        self.device
+    pub(super) fn raw(&self) -> sys::ggml_backend_t {
+        self.raw.as_ptr()
     }
 
     /// Computes a graph whose tensors are allocated (`ggml_backend_graph_compute`), and waits for it.

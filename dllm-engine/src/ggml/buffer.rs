@@ -37,6 +37,17 @@ impl Buffer {
         unsafe { sys::ggml_backend_alloc_ctx_tensors_from_buft_size(context.raw(), device.buffer_type()) as u64 }
     }
 
+    /// A buffer of no bytes, for measurements (`ggml_backend_buft_alloc_buffer`).
+    pub fn empty(device: Device) -> Result<Self> {
+        // SAFETY: a live buffer type.
+        let raw = unsafe { sys::ggml_backend_buft_alloc_buffer(device.buffer_type(), 0) };
+        NonNull::new(raw).map(Self).ok_or_else(|| Error::Backend(format!("{} made no buffer", device.name())))
+    }
+
+    pub(super) fn raw(&self) -> sys::ggml_backend_buffer_t {
+        self.0.as_ptr()
+    }
+
     /// A buffer over memory that belongs to somebody else (`ggml_backend_dev_buffer_from_host_ptr`), where the device can
     /// compute on such memory. Weights are only read.
     ///

@@ -57,8 +57,19 @@ impl Context {
 
     /// The borrow for a stored handle. The handle must come from this context; owners keep the two in one struct.
     pub fn tensor(&self, handle: Handle) -> Tensor<'_> {
-        // SAFETY: by contract the handle's tensor belongs to this context, which lives for the borrow.
+        // SAFETY: by contract the handle's tensor belongs to this context (or to one that lives as long), which lives for
+        // the borrow.
         unsafe { Tensor::from_raw(handle.0.as_ptr()) }
+    }
+
+    /// All tensors made here (`ggml_get_first_tensor`, `ggml_get_next_tensor`).
+    pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        // SAFETY: the context is alive.
+        let first = NonNull::new(unsafe { sys::ggml_get_first_tensor(self.raw()) });
+        // SAFETY: as above; the tensor is of this context.
+        std::iter::successors(first, |t| NonNull::new(unsafe { sys::ggml_get_next_tensor(self.raw(), t.as_ptr()) }))
+            // SAFETY: made in this context, which lives for the borrow.
+            .map(|t| unsafe { Tensor::from_raw(t.as_ptr()) })
     }
 
     /// ggml aborts when a context is full, so every constructor counts first.

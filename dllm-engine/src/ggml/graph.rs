@@ -14,6 +14,11 @@ use crate::ggml::{Context, Device, GgmlType, Tensor};
 
 /// A custom node (decision D4): computes `dst` from `dst.src`, on the CPU, on a CUDA device, or on both.
 pub(crate) trait NodeOp: Send + Sync {
+    /// Its name in breakdowns.
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>().rsplit("::").next().unwrap_or_default()
+    }
+
     /// Part `ith` of `nth` on the CPU.
     ///
     /// # Safety
@@ -157,6 +162,33 @@ impl Graph {
     pub fn expand(&self, node: Tensor<'_>) {
         // SAFETY: graph and node are alive and of the same context.
         unsafe { sys::ggml_build_forward_expand(self.raw.as_ptr(), node.raw()) };
+    }
+
+    /// The i-th node alone, `times` over (`ggml_graph_add_node`), for timing: its sources are as the last computation of this
+    /// graph left them. Must not outlive this graph.
+    pub fn alone(&self, i: usize, times: usize) -> Result<Self> {
+        let graph = Self::new(times.max(1) + 16)?;
+        for _ in 0..times {
+            // SAFETY: both graphs are alive; the node's memory belongs to this one.
+            unsafe { sys::ggml_graph_add_node(graph.raw.as_ptr(), self.node(i).raw()) };
+        }
+        Ok(graph)
+    }
+
+    /// What the i-th node does, the same for all layers: a custom op's name, else ggml's, with its weight's.
+    pub fn label(&self, i: usize) -> String {
+        let node = self.node(i);
+        // SAFETY: a live node of this graph.
+        let (ours, userdata) = is_ours(unsafe { &*node.raw() });
+        if ours {
+            // SAFETY: the userdata of our nodes is a slot that this graph owns.
+            return unsafe { &*userdata.cast::<Slot>() }.op.name().to_owned();
+        }
+        let weight = node.source_names().into_iter().find(|name| name.ends_with(".weight"));
+        let Some(weight) = weight else { return node.op_name() };
+        let weight = weight.trim_end_matches(".weight");
+        let part = weight.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(weight, |(_, part)| part);
+        format!("{} {part}", node.op_name())
     }
 
     pub fn nodes(&self) -> usize {

@@ -2,11 +2,19 @@
 //! `GGML_OP_CUSTOM` node and lets them enqueue it.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use llama_sys as sys;
 
 use super::graph::{Slot, is_ours};
 use crate::ggml::Device;
+
+/// Nodes that the host has enqueued so far. A captured graph that is replayed asks for none.
+static ENQUEUED: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn enqueued() -> u64 {
+    ENQUEUED.load(Ordering::Relaxed)
+}
 
 type Supports = unsafe extern "C" fn(c_int, *const sys::ggml_tensor) -> bool;
 type Compute = unsafe extern "C" fn(c_int, *mut c_void, *mut sys::ggml_tensor) -> bool;
@@ -40,6 +48,7 @@ unsafe extern "C" fn supports(_device: c_int, node: *const sys::ggml_tensor) -> 
 
 /// Always `true` for our own nodes: `false` would make ggml abort. What went wrong is kept for `Backend::compute`.
 unsafe extern "C" fn compute(_device: c_int, stream: *mut c_void, node: *mut sys::ggml_tensor) -> bool {
+    ENQUEUED.fetch_add(1, Ordering::Relaxed);
     // SAFETY: ggml passes a live, allocated node.
     match unsafe { slot(node) } {
         // SAFETY: as above; the stream is the backend's.

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use llama_sys as sys;
 
 use crate::error::{Error, Result};
-use crate::ggml::{Context, GgmlType};
+use crate::ggml::{Buffer, Context, GgmlType};
 
 /// Bytes of a row of `n` elements (`ggml_row_size`).
 pub(crate) fn row_bytes(ty: GgmlType, n: usize) -> usize {
@@ -167,10 +167,49 @@ impl<'c> Tensor<'c> {
         self
     }
 
-    /// For a memory measurement only: makes the tensor look allocated. It must never be computed on.
-    pub fn pretend_allocated(self) {
+    /// For a memory measurement only: makes the tensor look as if it lay in `buffer`. It must never be computed on.
+    pub fn pretend_allocated(self, buffer: &Buffer) {
         // SAFETY: the tensor is alive; nobody else looks at it during a measurement.
-        unsafe { (*self.raw()).data = 64 as *mut _ };
+        unsafe {
+            (*self.raw()).data = 64 as *mut _;
+            (*self.raw()).buffer = buffer.raw();
+        }
+    }
+
+    /// The op that makes it, as ggml names it (`ggml_op_name`).
+    pub fn op_name(self) -> String {
+        // SAFETY: returns a static text for every op of a live tensor.
+        unsafe { CStr::from_ptr(sys::ggml_op_name(self.get().op)) }.to_string_lossy().into_owned()
+    }
+
+    /// Whether its data lies where a source's does.
+    pub fn overwrites_a_source(self) -> bool {
+        // SAFETY: sources of a live tensor are alive or null.
+        self.get().src.iter().any(|t| unsafe { t.as_ref() }.is_some_and(|t| t.data == self.get().data))
+    }
+
+    /// Names of what it is made from.
+    pub fn source_names(self) -> Vec<String> {
+        let name = |t: &*mut sys::ggml_tensor| {
+            // SAFETY: sources of a live tensor are alive or null; names end with NUL.
+            unsafe { t.as_ref() }.map(|t| unsafe { CStr::from_ptr(t.name.as_ptr()) }.to_string_lossy().into_owned())
+        };
+        self.get().src.iter().filter_map(name).collect()
+    }
+
+    /// Whether it only looks at another tensor's data: such nodes run nowhere.
+    pub fn is_view(self) -> bool {
+        use sys::{
+            ggml_op_GGML_OP_NONE as NONE, ggml_op_GGML_OP_PERMUTE as PERMUTE, ggml_op_GGML_OP_RESHAPE as RESHAPE,
+            ggml_op_GGML_OP_TRANSPOSE as TRANSPOSE, ggml_op_GGML_OP_VIEW as VIEW,
+        };
+        [NONE, PERMUTE, RESHAPE, TRANSPOSE, VIEW].contains(&self.get().op)
+    }
+
+    /// Whether it writes into a tensor that has its memory already: such a node runs where that memory is.
+    pub fn writes_in_place(self) -> bool {
+        // SAFETY: what a live tensor views is alive.
+        !self.is_view() && unsafe { self.get().view_src.as_ref() }.is_some_and(|t| !t.buffer.is_null())
     }
 }
 

@@ -5,7 +5,7 @@
 //! keep a ring: position p in slot p mod ring. The ring holds the window, and behind it one canvas or one prefill chunk.
 
 use crate::error::{Error, Result};
-use crate::ggml::{Buffer, Context, Device, GgmlType, Handle, Tensor, row_bytes};
+use crate::ggml::{Context, Device, GgmlType, Handle, Store, Tensor, row_bytes};
 use crate::model::layers::Attention;
 
 /// What a family says of one layer's cache.
@@ -55,19 +55,23 @@ pub(crate) struct Cache {
     window: Option<usize>,
     /// Slots per lane: whole-context layers and ring layers.
     slots: [usize; 2],
-    buffer: Option<Buffer>,
-    context: Context,
+    store: Store,
 }
 
 impl Cache {
-    /// Lays the cache out; `allocate` gives it memory.
-    pub fn new(layers: &[CacheLayer], size: CacheSize) -> Result<Self> {
+    /// Lays the cache out, each layer on the device that `place` says; `allocate` gives it memory.
+    pub fn new(
+        layers: &[CacheLayer],
+        size: CacheSize,
+        devices: &[Device],
+        place: impl Fn(usize) -> Device,
+    ) -> Result<Self> {
         let window = layers.iter().filter_map(|l| l.window).max();
         let pad = |n: usize| n.next_multiple_of(size.padding);
         let whole = pad(size.context);
         let ring = window.map_or(whole, |w| pad(w - 1 + size.canvas.max(size.chunk)).min(whole));
         let slots = [whole, ring];
-        let context = Context::new(2 * layers.len(), 0)?;
+        let store = Store::new(devices, 2 * layers.len())?;
         let layers = layers
             .iter()
             .enumerate()
@@ -83,30 +87,28 @@ impl Cache {
                 }
                 let ring = layer.window.is_some();
                 let rows = slots[usize::from(ring)] * size.lanes + 1;
+                let context = store.context(place(i));
                 let make = |what| {
                     context.named(context.new_tensor(size.ty, &[row, rows]), &format!("cache_{what}.{i}")).handle()
                 };
                 Ok(Layer { key: make("k"), value: make("v"), ring })
             })
             .collect::<Result<_>>()?;
-        Ok(Self { layers, fills: vec![Fill::default(); size.lanes], size, window, slots, buffer: None, context })
+        Ok(Self { layers, fills: vec![Fill::default(); size.lanes], size, window, slots, store })
     }
 
-    /// Bytes that `allocate` takes.
+    /// Bytes that `allocate` takes on a device.
     pub fn bytes(&self, device: Device) -> u64 {
-        Buffer::size_for_context(&self.context, device)
+        self.store.bytes(device)
     }
 
-    pub fn allocate(&mut self, device: Device) -> Result<()> {
-        self.buffer = Some(Buffer::for_context(&self.context, device, "the key-value cache")?);
-        Ok(())
+    pub fn allocate(&mut self) -> Result<()> {
+        self.store.allocate("the key-value cache")
     }
 
     /// For a memory measurement only.
-    pub fn pretend_allocated(&self) {
-        for i in 0..self.layers.len() {
-            self.tensors(i).into_iter().for_each(Tensor::pretend_allocated);
-        }
+    pub fn pretend_allocated(&mut self) -> Result<()> {
+        self.store.pretend_allocated(false)
     }
 
     pub fn is_ring(&self, layer: usize) -> bool {
@@ -115,7 +117,7 @@ impl Cache {
 
     /// Key and value tensors of a layer, [row, slots * lanes + 1].
     pub fn tensors(&self, layer: usize) -> [Tensor<'_>; 2] {
-        [self.context.tensor(self.layers[layer].key), self.context.tensor(self.layers[layer].value)]
+        [self.store.tensor(self.layers[layer].key), self.store.tensor(self.layers[layer].value)]
     }
 
     /// The first `keys` slots of some lanes as attention wants them, [d, keys, kv heads, lanes].
@@ -248,7 +250,8 @@ mod tests {
             CacheLayer { head: 4, kv_heads: 1, window: None },
         ];
         let size = CacheSize { context, lanes: 2, canvas, chunk, padding: 8, ty: GgmlType::F32, on_device: false };
-        Cache::new(&layers, size).unwrap()
+        let cpu = Device::cpu().unwrap();
+        Cache::new(&layers, size, &[cpu], |_| cpu).unwrap()
     }
 
     #[test]
@@ -266,7 +269,7 @@ mod tests {
     #[test]
     fn a_prefix_is_copied_with_what_the_ring_holds_of_it() {
         let mut c = cache(256, 6, 8, 4);
-        c.allocate(Device::cpu().unwrap()).unwrap();
+        c.allocate().unwrap();
         for (layer, slots) in [(0, 16), (1, 256)] {
             for tensor in c.tensors(layer) {
                 let values: Vec<f32> = (0..tensor.elements()).map(|i| (i / 4) as f32).collect();

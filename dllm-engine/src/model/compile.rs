@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::family::Family;
-use crate::ggml::{Allocator, Buffer, Context, DeviceKind, GgmlType, Graph, Handle};
+use crate::ggml::{Allocator, Backend, Buffer, Context, Device, DeviceKind, GgmlType, Graph, Handle, Scheduler};
 use crate::gguf::Gguf;
 use crate::kernels::ExactGeglu;
 use crate::model::cache::Cache;
 use crate::model::config::Config;
 use crate::model::inputs::{InputTensors, PassKey};
 use crate::model::layers::{Inputs, Pass};
-use crate::model::plan::{MemoryPlan, memory};
+use crate::model::plan::{DevicePlan, MemoryPlan, memory};
 use crate::model::sampling::{Sampling, sample};
 use crate::model::weights::Weights;
 use crate::params::Level;
@@ -112,31 +112,59 @@ pub(super) fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tap
 
 /// Measures a load without loading: descriptions only, which look allocated and are never computed.
 pub(super) fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) -> Result<MemoryPlan> {
-    let weights = Weights::plan(Arc::clone(file), &family.tensors(file), config.device, config.level, config.forms())?;
-    let cache = config.cache(family)?;
+    let placement = &config.placement;
+    let mut weights = Weights::plan(Arc::clone(file), &family.tensors(file), placement, config.level, config.forms())?;
+    let mut cache = config.cache(family)?;
     let state = State::new(config)?;
-    let (cache_bytes, state_bytes) =
-        (cache.bytes(config.device), Buffer::size_for_context(&state.context, config.device));
-    weights.pretend_allocated();
-    cache.pretend_allocated();
-    state.context.tensor(state.soft).pretend_allocated();
-    let (mut compute, mut inputs_bytes) = (0, state_bytes);
+    let devices = placement.all();
+    let mut inputs_bytes = Buffer::size_for_context(&state.context, config.device);
+    let cache_bytes: Vec<_> = devices.iter().map(|&d| cache.bytes(d)).collect();
+    weights.pretend_allocated()?;
+    cache.pretend_allocated()?;
+    let buffer = Buffer::empty(config.device)?;
+    state.context.tensor(state.soft).pretend_allocated(&buffer);
+    let backends = match placement.is_composed() {
+        true => devices.iter().map(|&d| Backend::open(d, 1)).collect::<Result<Vec<_>>>()?,
+        false => Vec::new(),
+    };
+    let mut compute = vec![0; devices.len()];
     let parts = Parts { family, config, weights: &weights, cache: &cache, state: &state };
     for key in config.largest(&cache) {
         let inputs = InputTensors::new(&key)?;
         inputs_bytes += inputs.bytes(config.device);
-        inputs.pretend_allocated();
+        inputs.pretend_allocated(&buffer);
         let mut compiled = compile(&parts, key, inputs, false)?;
-        compute += Allocator::measure(config.device, &mut compiled.graph)?;
+        let bytes = match placement.is_composed() {
+            true => Scheduler::new(&backends, family.graph_size(), placement.streams())?.measure(&mut compiled.graph),
+            false => vec![Allocator::measure(config.device, &mut compiled.graph)?],
+        };
+        compute.iter_mut().zip(bytes).for_each(|(sum, n)| *sum += n);
     }
+    drop(backends); // what they hold themselves is not the model's
+    let beside = |(i, &device): (usize, &Device)| {
+        let (free, total) = memory(device);
+        let bytes = weights.bytes(device);
+        let free = if device.kind() == DeviceKind::Cpu { free } else { config.limit(free) };
+        DevicePlan {
+            device: device.name(),
+            weights_mapped: bytes.mapped,
+            weights: bytes.allocated,
+            cache: cache_bytes[i],
+            compute: compute[i],
+            free,
+            total,
+        }
+    };
     let (free, total) = memory(config.device);
     Ok(MemoryPlan {
+        placement: placement.describe(),
+        beside: devices.iter().enumerate().skip(1).map(beside).collect(),
         device: config.device.name(),
         dense: config.kernels.map(|_| config.dense),
-        weights_mapped: weights.bytes().mapped,
-        weights: weights.bytes().allocated,
-        cache: cache_bytes,
-        compute,
+        weights_mapped: weights.bytes(config.device).mapped,
+        weights: weights.bytes(config.device).allocated,
+        cache: cache_bytes[0],
+        compute: compute[0],
         inputs: inputs_bytes,
         free: config.limit(free),
         total,

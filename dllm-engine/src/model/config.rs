@@ -1,13 +1,19 @@
 //! What a load decides once: device, sizes, exactness.
 
+use std::sync::Arc;
+
 use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::ggml::{Device, DeviceKind, GgmlType, MAX_THREADS, devices};
+use crate::gguf::Gguf;
 use crate::kernels::library::Kernels;
 use crate::model::Shape;
 use crate::model::cache::{Cache, CacheSize};
+use crate::model::compile::measure;
 use crate::model::inputs::PassKey;
-use crate::params::{Dense, EngineParams, KvType, Level};
+use crate::model::placement::Placement;
+use crate::model::plan::MemoryPlan;
+use crate::params::{Dense, EngineParams, KvType, Level, Offload};
 
 /// Tokens of one prefill pass where the caller does not choose.
 pub(super) const DEFAULT_CHUNK: usize = 512;
@@ -16,7 +22,7 @@ pub(super) const DEFAULT_CHUNK: usize = 512;
 pub(super) const DEFAULT_CONTEXT: usize = 8192;
 
 /// Sizes and choices fixed at load.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Config {
     pub(super) shape: Shape,
     pub(super) embed: usize,
@@ -28,15 +34,18 @@ pub(super) struct Config {
     /// Most bytes to plan with.
     memory: u64,
     pub(super) padding: usize,
+    /// Has the inputs, the state and what belongs to no layer.
     pub(super) device: Device,
+    pub(super) placement: Placement,
     /// The CUDA kernels, on a device that runs these.
     pub(super) kernels: Option<&'static Kernels>,
 }
 
 impl Config {
-    pub(super) fn new(family: &dyn Family, params: &EngineParams) -> Result<Self> {
+    pub(super) fn new(file: &Gguf, family: &dyn Family, params: &EngineParams) -> Result<Self> {
         let dims = family.dims();
-        let device = choose_device(params.device.as_deref())?;
+        let chosen = choose_devices(params.device.as_deref())?;
+        let device = chosen[0];
         let context = match params.context {
             0 => dims.max_context.min(DEFAULT_CONTEXT),
             n => n,
@@ -66,11 +75,20 @@ impl Config {
             n if n <= 1 << 16 => n,
             n => return Err(Error::argument("prefill_chunk", format!("{n} is not in 0..=65536"))),
         };
-        let kernels = if device.runs_custom_nodes() { Some(Kernels::get()?) } else { None };
         let on_cpu = device.kind() == DeviceKind::Cpu;
+        let in_parts =
+            chosen.len() > 1 || matches!(params.offload, Offload::HostExperts(1..) | Offload::HostLayers(1..));
+        if in_parts && on_cpu {
+            return Err(Error::argument("offload", "a part in the host's memory needs a GPU for the rest: name one"));
+        }
+        let kernels = if !in_parts && device.runs_custom_nodes() { Some(Kernels::get()?) } else { None };
+        let placement = match on_cpu || kernels.is_some() {
+            true => Placement::whole(device, family.cache_layers().len()),
+            false => Placement::composed(&chosen, file, family, params.offload)?,
+        };
         match (params.level, kernels) {
             (Level::TopK, None) => {
-                let why = "topk needs a CUDA device; `fused` gathers only the likely tokens on the CPU as well";
+                let why = "topk needs a model that is whole on one CUDA device: take fused";
                 return Err(Error::argument("level", why));
             }
             (Level::Reference, _) if !on_cpu => {
@@ -107,8 +125,16 @@ impl Config {
             memory: if params.memory == 0 { u64::MAX } else { params.memory },
             padding: params.key_padding,
             device,
+            placement,
             kernels,
         })
+    }
+
+    /// The same with the experts of the first `layers` layers in the host's memory.
+    pub(super) fn with_host_experts(&self, file: &Gguf, family: &dyn Family, layers: usize) -> Result<Self> {
+        let offload = Offload::HostExperts(layers);
+        let placement = Placement::composed(self.placement.devices(), file, family, offload)?;
+        Ok(Self { placement, kernels: None, ..self.clone() })
     }
 
     /// The kernels and how they want the dense matrices.
@@ -136,7 +162,7 @@ impl Config {
             ty,
             on_device: self.kernels.is_some(),
         };
-        Cache::new(&family.cache_layers(), size)
+        Cache::new(&family.cache_layers(), size, &self.placement.all(), |i| self.placement.layer(i))
     }
 
     /// The largest pass of each kind: what buffers are made for.
@@ -154,8 +180,51 @@ impl Config {
     }
 }
 
-/// The device by name, else the first GPU that this engine has kernels for, else the CPU.
-pub(super) fn choose_device(name: Option<&str>) -> Result<Device> {
+/// The choices of a load and what it takes: dense matrices in half precision where nothing else was asked for and they fit,
+/// and experts in the host's memory where a GPU's is too small otherwise.
+pub(super) fn choose(file: &Arc<Gguf>, family: &dyn Family, params: &EngineParams) -> Result<(Config, MemoryPlan)> {
+    let mut config = Config::new(file, family, params)?;
+    let mut plan = measure(file, family, &config)?;
+    if params.dense == Dense::Auto && config.kernels.is_some() && !plan.fits() {
+        config.dense = Dense::Quantized;
+        plan = measure(file, family, &config)?;
+    }
+    let may_offload = params.offload == Offload::Auto && config.device.kind() == DeviceKind::Gpu;
+    if may_offload && !plan.fits() && params.level == Level::Fused {
+        // The fewest layers that make room: more of them are never more on the GPU.
+        let (mut low, mut high) = (1, family.cache_layers().len());
+        while low <= high {
+            let middle = low.midpoint(high);
+            let part = config.with_host_experts(file, family, middle)?;
+            let with_part = measure(file, family, &part)?;
+            if with_part.fits() {
+                high = middle - 1;
+                (config, plan) = (part, with_part);
+            } else {
+                low = middle + 1;
+            }
+        }
+    }
+    Ok((config, plan))
+}
+
+/// The devices by their names, else the first GPU that this engine has kernels for, else the CPU.
+pub(super) fn choose_devices(names: Option<&str>) -> Result<Vec<Device>> {
+    let Some(names) = names else { return Ok(vec![choose_device(None)?]) };
+    let found: Vec<_> = names.split(',').map(|name| choose_device(Some(name.trim()))).collect::<Result<_>>()?;
+    let doubled = |(i, d): (usize, &Device)| found[..i].contains(d);
+    if found.len() > 1 && found.iter().any(|d| d.kind() == DeviceKind::Cpu) {
+        let why = format!("{names:?}: the host's part is chosen by `offload`, so name GPUs only");
+        return Err(Error::argument("device", why));
+    }
+    match found.iter().enumerate().any(doubled) {
+        true => Err(Error::argument("device", format!("{names:?} names a device twice"))),
+        false => Ok(found),
+    }
+}
+
+/// One device by its name, as above.
+fn choose_device(name: Option<&str>) -> Result<Device> {
     let all = devices();
     let usable = || all.iter().copied().filter(|d| d.kind() != DeviceKind::Accelerator);
     let able = |d: &Device| {
@@ -176,7 +245,7 @@ pub(super) fn choose_device(name: Option<&str>) -> Result<Device> {
 /// Kind of the device that a load with this name would take.
 #[cfg(feature = "cli")]
 pub(crate) fn device_kind(name: Option<&str>) -> Result<DeviceKind> {
-    choose_device(name).map(Device::kind)
+    choose_devices(name).map(|devices| devices[0].kind())
 }
 
 /// What this process may use (affinity, quota), not what the machine has; no more than ggml takes.

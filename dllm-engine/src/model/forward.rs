@@ -73,6 +73,8 @@ pub struct Counters {
     pub graphs_built: u64,
     /// Graphs computed that had been built before.
     pub graphs_replayed: u64,
+    /// Passes that a CUDA device ran as one captured graph: no node was enqueued by the host.
+    pub captured_replays: u64,
 }
 
 /// A network with per-lane state, as the loop sees it. The loop owns what is random and what is accepted; the network owns

@@ -81,12 +81,8 @@ impl InputTensors {
     }
 
     /// For a memory measurement only.
-    pub fn pretend_allocated(&self) {
-        let all = [self.tokens, self.positions, self.slots[0], self.slots[1], self.masks[0], self.masks[1]];
-        let rest = [self.spans[0], self.spans[1], self.temperature, self.uniform, self.conditioned];
-        for handle in all.into_iter().chain(rest) {
-            self.context.tensor(handle).pretend_allocated();
-        }
+    pub fn pretend_allocated(&self, buffer: &Buffer) {
+        self.context.tensors().for_each(|t| t.pretend_allocated(buffer));
     }
 
     pub fn tokens(&self) -> Tensor<'_> {

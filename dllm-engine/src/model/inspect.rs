@@ -1,9 +1,10 @@
 //! What parity checks need to see and to inject.
 
 use crate::error::{Error, Result};
-use crate::ggml::{Allocator, Buffer, Context, GgmlType, Graph};
+use crate::ggml::{Buffer, Context, GgmlType, Graph};
 use crate::model::Network;
 use crate::model::sampling::{Sampling, sample};
+use crate::model::workspace::Workspace;
 
 impl Network {
     /// Keeps intermediate results of the passes built from now on.
@@ -67,8 +68,8 @@ impl Network {
             );
             graph.expand(cx.copy(soft, into));
         }
-        let mut allocator = Allocator::new(device)?;
-        allocator.allocate(&mut graph)?;
-        self.backend.compute(&mut graph)
+        let mut workspace = Workspace::new(&self.config, &self.backends, 64)?;
+        workspace.allocate(&mut graph)?;
+        workspace.compute(&self.backends, &mut graph)
     }
 }

@@ -1,5 +1,6 @@
 //! Networks: the seam to the denoising loop, and the building blocks that families share.
 
+mod breakdown;
 mod cache;
 mod compile;
 mod config;
@@ -10,14 +11,17 @@ mod inputs;
 mod inspect;
 mod layers;
 mod network;
+mod placement;
 mod plan;
 mod repack;
 mod sampling;
 mod weights;
+mod workspace;
 
+pub use breakdown::PartTime;
 pub use forward::{Counters, DenoiseLane, Forward, Position, PrefillLane, Shape};
 pub use network::Network;
-pub use plan::MemoryPlan;
+pub use plan::{DevicePlan, MemoryPlan};
 
 pub(crate) use cache::CacheLayer;
 #[cfg(feature = "cli")]

@@ -5,36 +5,38 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::family::{self, Family};
-use crate::ggml::{Allocator, Backend, Buffer, DeviceKind, Graph};
+use crate::ggml::{Backend, Buffer, enqueued};
 use crate::gguf::Gguf;
 use crate::kernels::{PositionStats, WORDS};
 use crate::model::cache::Cache;
-use crate::model::compile::{Compiled, Parts, State, compile, measure};
-use crate::model::config::{Config, default_threads};
+use crate::model::compile::{Compiled, Parts, State, compile};
+use crate::model::config::{Config, choose, default_threads};
 use crate::model::inputs::{InputTensors, PassKey, Span};
 use crate::model::plan::MemoryPlan;
 use crate::model::weights::Weights;
+use crate::model::workspace::{Workspace, refuse_foreign_nodes};
 use crate::model::{Counters, DenoiseLane, Forward, Position, PrefillLane, Shape};
-use crate::params::{Dense, EngineParams, KvType, Level};
+use crate::params::{EngineParams, KvType, Level};
 
 /// Compiled passes kept per kind. A conversation needs one or two at a time; older ones are built again.
 const KEPT: usize = 6;
 
-/// Graphs of one kind, over one compute buffer.
+/// Graphs of one kind, over one workspace.
 pub(super) struct Passes {
-    pub(super) allocator: Allocator,
+    pub(super) workspace: Workspace,
     pub(super) kept: Vec<Compiled>,
 }
 
 /// A loaded model. See [`Forward`] for what it does.
 pub struct Network {
-    // Field order is drop order: graphs refer to weights, cache and state.
+    // Field order is drop order: graphs refer to weights, cache and state, workspaces to backends.
     pub(super) decode: Passes,
     pub(super) encode: Passes,
     pub(super) state: State,
     pub(super) cache: Cache,
     pub(super) weights: Weights,
-    pub(super) backend: Backend,
+    /// Of the devices that the model lies on, in the order of its placement.
+    pub(super) backends: Vec<Backend>,
     pub(super) family: Box<dyn Family>,
     pub(super) config: Config,
     pub(super) tapping: bool,
@@ -65,23 +67,38 @@ impl Network {
         if !params.ignore_memory_plan {
             plan.check()?;
         }
+        Self::assemble(file, family, config, plan, params, progress)
+    }
+
+    /// Loads as was chosen.
+    fn assemble(
+        file: Arc<Gguf>,
+        family: Box<dyn Family>,
+        config: Config,
+        plan: MemoryPlan,
+        params: &EngineParams,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self> {
         let threads = if params.threads == 0 { default_threads() } else { params.threads };
-        let backend = Backend::open(config.device, threads)?;
+        let backends: Vec<_> =
+            config.placement.all().into_iter().map(|d| Backend::open(d, threads)).collect::<Result<_>>()?;
         let specs = family.tensors(&file);
-        let mut weights = Weights::plan(file, &specs, config.device, config.level, config.forms())?;
-        weights.load(config.device, progress)?;
+        let mut weights = Weights::plan(file, &specs, &config.placement, config.level, config.forms())?;
+        weights.load(progress)?;
         let mut cache = config.cache(family.as_ref())?;
-        cache.allocate(config.device)?;
+        cache.allocate()?;
         let mut state = State::new(&config)?;
         state.buffer = Some(Buffer::for_context(&state.context, config.device, "the denoising state")?);
-        let passes = || Ok::<_, Error>(Passes { allocator: Allocator::new(config.device)?, kept: Vec::new() });
+        let workspace = || Workspace::new(&config, &backends, family.graph_size());
+        let (decode, encode) = (workspace()?, workspace()?);
+        let passes = |workspace| Passes { workspace, kept: Vec::new() };
         let mut network = Self {
-            decode: passes()?,
-            encode: passes()?,
+            decode: passes(decode),
+            encode: passes(encode),
             state,
             cache,
             weights,
-            backend,
+            backends,
             family,
             config,
             tapping: false,
@@ -94,6 +111,7 @@ impl Network {
         for key in network.config.largest(&network.cache) {
             network.pass(key)?;
         }
+        network.note_ops_on_cpu();
         network.counters = Counters::default();
         Ok(network)
     }
@@ -114,7 +132,7 @@ impl Network {
 
     /// CPU threads.
     pub fn threads(&self) -> usize {
-        self.backend.threads()
+        self.backends.iter().map(Backend::threads).max().unwrap_or(0)
     }
 
     /// Exactness.
@@ -152,14 +170,12 @@ impl Network {
             state: &self.state,
         };
         let mut compiled = compile(&parts, key, inputs, self.tapping)?;
-        if self.config.device.kind() != DeviceKind::Cpu {
-            refuse_foreign_nodes(&self.backend, &compiled.graph)?;
-        }
+        refuse_foreign_nodes(&self.config, &compiled.graph)?;
         if passes.kept.len() == KEPT {
             passes.kept.remove(0);
         }
-        if passes.allocator.allocate(&mut compiled.graph)? {
-            passes.kept.clear(); // the buffer moved
+        if passes.workspace.allocate(&mut compiled.graph)? {
+            passes.kept.clear(); // their places are gone
         }
         passes.kept.push(compiled);
         self.counters.graphs_built += 1;
@@ -172,9 +188,11 @@ impl Network {
         let compiled = passes.kept.last_mut().ok_or_else(|| Error::Backend("no compiled pass".into()))?;
         compiled.inputs.place(&compiled.key, spans, &self.cache);
         compiled.inputs.tokens().write(tokens);
-        let since = Instant::now();
-        self.backend.compute(&mut compiled.graph)?;
+        let (since, enqueued) = (Instant::now(), enqueued());
+        passes.workspace.compute(&self.backends, &mut compiled.graph)?;
         self.computing += since.elapsed();
+        self.counters.captured_replays +=
+            u64::from(self.config.kernels.is_some() && enqueued == crate::ggml::enqueued());
         Ok(compiled)
     }
 
@@ -260,28 +278,6 @@ impl Network {
         }
         Ok(())
     }
-}
-
-/// The choices of a load and what it takes: dense matrices in half precision where nothing else was asked for and they fit.
-fn choose(file: &Arc<Gguf>, family: &dyn Family, params: &EngineParams) -> Result<(Config, MemoryPlan)> {
-    let mut config = Config::new(family, params)?;
-    let mut plan = measure(file, family, &config)?;
-    if params.dense == Dense::Auto && config.kernels.is_some() && !plan.fits() {
-        config.dense = Dense::Quantized;
-        plan = measure(file, family, &config)?;
-    }
-    Ok((config, plan))
-}
-
-/// A GPU pass must run on the GPU as a whole: a node that the backend cannot run is an error, not a silent CPU run.
-fn refuse_foreign_nodes(backend: &Backend, graph: &Graph) -> Result<()> {
-    for i in 0..graph.nodes() {
-        let node = graph.node(i);
-        if !backend.device().supports(node) {
-            return Err(Error::Backend(format!("{} cannot run node {node:?}", backend.device().name())));
-        }
-    }
-    Ok(())
 }
 
 impl Forward for Network {
@@ -379,13 +375,21 @@ impl Forward for Network {
     fn device_bytes(&self) -> u64 {
         let inputs: u64 = [&self.decode, &self.encode]
             .iter()
-            .map(|p| p.allocator.bytes() + p.kept.iter().map(|c| c.inputs.bytes(self.config.device)).sum::<u64>())
+            .map(|p| p.workspace.bytes() + p.kept.iter().map(|c| c.inputs.bytes(self.config.device)).sum::<u64>())
             .sum();
         self.plan.weights + self.plan.cache + inputs
     }
 }
 
 impl Network {
+    /// Says in the placement which ops of a composed pass run on the CPU.
+    fn note_ops_on_cpu(&mut self) {
+        if let (Some(placement), Some(compiled)) = (&mut self.plan.placement, self.decode.kept.last()) {
+            let ops = self.decode.workspace.ops_on_cpu(&compiled.graph);
+            *placement = format!("{placement}; ops that the CPU runs: {}", ops.join(", "));
+        }
+    }
+
     /// After a step that gave no numbers: 0 * NaN would be NaN in the next canvas, too.
     fn forget_soft(&mut self, lane: usize) {
         let soft = self.state.context.tensor(self.state.soft);
@@ -405,8 +409,57 @@ impl Network {
     #[doc(hidden)]
     pub fn replay(&mut self) -> Result<()> {
         match self.decode.kept.last_mut() {
-            Some(compiled) => self.backend.compute(&mut compiled.graph),
+            Some(compiled) => self.decode.workspace.compute(&self.backends, &mut compiled.graph),
             None => Err(Error::Backend("no decoder pass to replay".into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::embedded;
+    use crate::ggml::Device;
+    use crate::model::compile::measure;
+    use crate::model::placement::Placement;
+    use crate::params::Offload;
+
+    /// Two canvases behind a prompt, one conditioned step each.
+    fn run(network: &mut Network) -> Vec<Position> {
+        let canvas: Vec<u32> = (0..network.shape().canvas as u32).map(|i| i * 37 % 1000).collect();
+        let uniform = vec![0.5; canvas.len()];
+        let (mut all, mut out) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            network.prefill(&[PrefillLane { lane: 0, tokens: &canvas[..20] }]).unwrap();
+            for self_condition in [false, true] {
+                let lane =
+                    DenoiseLane { lane: 0, canvas: &canvas, temperature: 0.8, uniform: &uniform, self_condition };
+                network.denoise(&[lane], &mut out).unwrap();
+                all.extend_from_slice(&out);
+            }
+        }
+        all
+    }
+
+    /// A composed pass without a GPU: the CPU as "GPU" and as host. Same ops, same results.
+    #[test]
+    fn a_composed_pass_gives_what_a_whole_one_gives() {
+        let file = Arc::new(embedded::model().unwrap());
+        let params = EngineParams { device: Some("CPU".into()), threads: 1, ..EngineParams::default() };
+        let mut whole = Network::load(Arc::clone(&file), &params, &mut |_, _| {}).unwrap();
+        let wanted = run(&mut whole);
+        let cpu = Device::cpu().unwrap();
+        for offload in [Offload::Whole, Offload::HostExperts(3), Offload::HostLayers(5)] {
+            let family = family::load(&file).unwrap();
+            let (mut config, _) = choose(&file, family.as_ref(), &params).unwrap();
+            config.placement = Placement::composed(&[cpu], &file, family.as_ref(), offload).unwrap();
+            let plan = measure(&file, family.as_ref(), &config).unwrap();
+            assert!(plan.placement.as_ref().unwrap().contains("sampling on CPU"), "{plan:?}");
+            assert!(plan.compute > 0 && plan.cache > 0, "{plan:?}");
+            let mut composed =
+                Network::assemble(Arc::clone(&file), family, config, plan, &params, &mut |_, _| {}).unwrap();
+            assert_eq!(run(&mut composed), wanted, "{offload:?}");
+            assert_eq!(composed.counters().graphs_built, 2, "one graph of each kind is enough for all passes");
         }
     }
 }

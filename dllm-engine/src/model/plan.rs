@@ -32,17 +32,48 @@ pub struct MemoryPlan {
     pub context: usize,
     /// Lanes that this holds for.
     pub lanes: usize,
+    /// Which part lies where, in words; `None` for a model that is whole on `device`.
+    pub placement: Option<String>,
+    /// The other devices that hold a part, the host's memory among them.
+    pub beside: Vec<DevicePlan>,
+}
+
+/// What a device beside the main one would hold, in bytes. Its weights are counted as the main device's are.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct DevicePlan {
+    /// Name of the device.
+    pub device: String,
+    /// Weights used where the file is mapped.
+    pub weights_mapped: u64,
+    /// Weights copied there.
+    pub weights: u64,
+    /// Keys and values.
+    pub cache: u64,
+    /// Intermediate results.
+    pub compute: u64,
+    /// Free memory now, or the limit that was set.
+    pub free: u64,
+    /// Memory in all.
+    pub total: u64,
+}
+
+impl DevicePlan {
+    /// Bytes that must be free.
+    pub fn needed(&self) -> u64 {
+        self.weights + self.cache + self.compute
+    }
 }
 
 impl MemoryPlan {
-    /// Bytes that must be free: everything but mapped weights.
+    /// Bytes that must be free on the main device: everything but mapped weights.
     pub fn needed(&self) -> u64 {
         self.weights + self.cache + self.compute + self.inputs
     }
 
     /// Whether it fits now.
     pub fn fits(&self) -> bool {
-        self.needed() <= self.free
+        self.needed() <= self.free && self.beside.iter().all(|d| d.needed() <= d.free)
     }
 
     /// An error that names both numbers, where it does not fit.
@@ -50,12 +81,14 @@ impl MemoryPlan {
         if self.fits() {
             return Ok(());
         }
-        Err(Error::OutOfMemory {
-            what: format!("the model with a context of {} tokens and {} lanes", self.context, self.lanes),
-            needed: self.needed(),
-            free: self.free,
-            device: self.device.clone(),
-        })
+        let model = format!("the model with a context of {} tokens and {} lanes", self.context, self.lanes);
+        let main = (&self.device, self.needed(), self.free);
+        let (device, needed, free) = match self.beside.iter().find(|d| d.needed() > d.free) {
+            Some(other) if self.needed() <= self.free => (&other.device, other.needed(), other.free),
+            _ => main,
+        };
+        let what = self.placement.as_ref().map_or(model.clone(), |where_| format!("{model} ({where_})"));
+        Err(Error::OutOfMemory { what, needed, free, device: device.clone() })
     }
 }
 

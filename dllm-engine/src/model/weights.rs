@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::ggml::{Buffer, Context, Device, DeviceKind, GgmlType, Handle, Tensor, dequantize};
+use crate::ggml::{Buffer, Device, DeviceKind, GgmlType, Handle, Store, Tensor, dequantize};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::library::Kernels;
-use crate::model::repack::{self, Form, Repacked, RepackedPart, Repacker};
+use crate::model::placement::Placement;
+use crate::model::repack::{self, Form, HEAD, Repacked, RepackedPart, Repacker};
 use crate::params::{Dense, Level};
 
 /// Up to so many bytes of weights, every value is checked to be a number at load.
@@ -75,21 +76,23 @@ pub(crate) struct WeightBytes {
     pub allocated: u64,
 }
 
-/// All tensors of a model. `context` describes them, `buffers` hold or map their data.
+/// All tensors of a model.
 pub(crate) struct Weights {
     index: HashMap<String, Handle>,
-    // Dropped before `file`, whose mapping they may point into.
-    buffers: Vec<Buffer>,
-    context: Context,
+    // Buffers over the mapped file. They and what lies in them are dropped before `file`.
+    maps: Vec<Buffer>,
+    store: Store,
     plan: Vec<Placed>,
     repacked: HashMap<String, Repacked>,
-    bytes: WeightBytes,
+    /// Device, whether mapped, and size of every tensor.
+    bytes: Vec<(Device, bool, u64)>,
     file: Arc<Gguf>,
 }
 
-/// One tensor's way from the file to the device.
+/// One tensor's way from the file to its device.
 struct Placed {
     info: TensorInfo,
+    device: Device,
     handle: Handle,
     /// Its data is used where it lies in the mapped file.
     mapped: bool,
@@ -107,49 +110,52 @@ impl Placed {
 impl Weights {
     /// Checks names, shapes and types, and decides where each tensor will lie. Reads no tensor data.
     ///
-    /// With `kernels` the tensors get the forms that the CUDA kernels read.
+    /// With `kernels`, which want a model whole on one device, the tensors get the forms that the CUDA kernels read.
     pub fn plan(
         file: Arc<Gguf>,
         specs: &[TensorSpec],
-        device: Device,
+        placement: &Placement,
         level: Level,
         kernels: Option<(&'static Kernels, Dense)>,
     ) -> Result<Self> {
-        let context = Context::new(specs.len() + 1, 0)?;
         let mut weights = Self {
             index: HashMap::with_capacity(specs.len()),
-            buffers: Vec::new(),
-            context,
+            maps: Vec::new(),
+            store: Store::new(&placement.all(), specs.len() + 1)?,
             plan: Vec::with_capacity(specs.len()),
             repacked: HashMap::new(),
-            bytes: WeightBytes::default(),
+            bytes: Vec::new(),
             file,
         };
         weights.refuse_unused_scales(specs)?;
         if let Some((kernels, dense)) = kernels {
-            weights.plan_repacked(specs, dense, kernels)?;
+            weights.plan_repacked(specs, dense, kernels, placement.main())?;
             return Ok(weights);
         }
-        // ggml's CPU backend computes on the mapped file; other devices need a copy.
-        let can_map = device.kind() == DeviceKind::Cpu;
         for spec in specs {
-            let Some(info) = find(&weights.file, spec)? else { continue };
+            let Some(info) = find(&weights.file, spec)?.cloned() else { continue };
             let expand = info.ty != GgmlType::F32 && (spec.role == Role::Vector || level == Level::Reference);
-            let ty = if expand { GgmlType::F32 } else { info.ty };
-            // ggml wants 32-byte alignment; the format only promises the file's own.
-            let mapped = can_map && !expand && info.offset % 32 == 0;
-            let tensor = weights.context.named(weights.context.new_tensor(ty, &spec.shape), &spec.name);
-            let size = tensor.bytes() as u64;
-            if mapped {
-                weights.bytes.mapped += size;
-            } else {
-                weights.bytes.allocated += size;
+            weights.place(&spec.name, &info, placement.of(spec), expand);
+            // The LM head is a product over the whole vocabulary, the look-up of a few rows is not.
+            if spec.role == (Role::Table { head: true }) && placement.of(spec) != placement.main() {
+                weights.place(HEAD, &info, placement.main(), expand);
             }
-            let handle = tensor.handle();
-            weights.index.insert(spec.name.clone(), handle);
-            weights.plan.push(Placed { info: info.clone(), handle, mapped, form: None });
         }
         Ok(weights)
+    }
+
+    /// Plans one tensor as it is in the file, or expanded to F32.
+    fn place(&mut self, name: &str, info: &TensorInfo, device: Device, expand: bool) {
+        let ty = if expand { GgmlType::F32 } else { info.ty };
+        // ggml's CPU backend computes on the mapped file; other devices need a copy. ggml wants 32-byte alignment; the format
+        // only promises the file's own.
+        let mapped = device.kind() == DeviceKind::Cpu && !expand && info.offset % 32 == 0;
+        let context = self.store.context(device);
+        let tensor = context.named(context.new_tensor(ty, &info.shape.map(|n| n as usize)[..3]), name);
+        self.bytes.push((device, mapped, tensor.bytes() as u64));
+        let handle = tensor.handle();
+        self.index.insert(name.to_owned(), handle);
+        self.plan.push(Placed { info: info.clone(), device, handle, mapped, form: None });
     }
 
     /// Files of some types (NVFP4, MXFP4) bring scales beside a matrix. Left out, the numbers would be wrong in silence.
@@ -165,7 +171,7 @@ impl Weights {
     }
 
     pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
-        self.index.get(name).map(|&handle| self.context.tensor(handle))
+        self.index.get(name).map(|&handle| self.store.tensor(handle))
     }
 
     /// Tensors in the form of the CUDA kernels, by the name of their stack, or their own.
@@ -175,38 +181,34 @@ impl Weights {
 
     /// The tensor of a part of a `Repacked`.
     pub fn part(&self, part: &RepackedPart) -> Tensor<'_> {
-        self.context.tensor(part.handle)
+        self.store.tensor(part.handle)
     }
 
-    pub fn bytes(&self) -> WeightBytes {
-        self.bytes
+    /// How the weights of a device are placed.
+    pub fn bytes(&self, device: Device) -> WeightBytes {
+        let sum = |mapped| self.bytes.iter().filter(|b| b.0 == device && b.1 == mapped).map(|b| b.2).sum();
+        WeightBytes { mapped: sum(true), allocated: sum(false) }
     }
 
     /// For a memory measurement only.
-    pub fn pretend_allocated(&self) {
-        for placed in &self.plan {
-            self.context.tensor(placed.handle).pretend_allocated();
-        }
+    pub fn pretend_allocated(&mut self) -> Result<()> {
+        self.store.pretend_allocated(true)
     }
 
-    /// Brings the data to the device. `progress` is told bytes done and bytes in all.
-    pub fn load(&mut self, device: Device, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        let total = self.plan.iter().map(|p| p.bytes(self.context.tensor(p.handle))).sum();
+    /// Brings the data to the devices. `progress` is told bytes done and bytes in all.
+    pub fn load(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        let total = self.plan.iter().map(|p| p.bytes(self.store.tensor(p.handle))).sum();
         let mut done = 0;
-        self.map(device)?;
-        if self.plan.iter().any(|p| !p.mapped) {
-            // Tensors already placed in a map are skipped by the allocation.
-            let buffer = Buffer::for_context(&self.context, device, "the weights")?;
-            buffer.mark_as_weights();
-            self.buffers.push(buffer);
-        }
+        self.map()?;
+        self.store.allocate("the weights")?; // all but those in a map
+        self.store.mark_as_weights();
         // Looking at every value of a large file would read all of it before the first answer; there a NaN shows at the first
         // step, which names it. Vectors are few bytes and would poison everything.
         let small = total <= CHECKED_WHOLE;
-        let mut repacker =
-            Repacker::new(device, self.plan.iter().filter(|p| p.form.is_some()).map(|p| p.info.bytes).max())?;
+        let repacked = self.plan.iter().filter(|p| p.form.is_some()).map(|p| p.info.bytes);
+        let mut repacker = Repacker::new(self.store.main(), repacked.max())?;
         for placed in &self.plan {
-            let tensor = self.context.tensor(placed.handle);
+            let tensor = self.store.tensor(placed.handle);
             if small || placed.info.shape[1] == 1 {
                 self.file.check_finite(&placed.info)?;
             }
@@ -228,7 +230,13 @@ impl Weights {
 
     /// The forms of the CUDA kernels: vectors and the router in F32, the table as in the file, dense stacks in F16, experts
     /// repacked.
-    fn plan_repacked(&mut self, specs: &[TensorSpec], dense: Dense, kernels: &'static Kernels) -> Result<()> {
+    fn plan_repacked(
+        &mut self,
+        specs: &[TensorSpec],
+        dense: Dense,
+        kernels: &'static Kernels,
+        device: Device,
+    ) -> Result<()> {
         let file = Arc::clone(&self.file);
         let mut at = 0;
         while at < specs.len() {
@@ -251,8 +259,9 @@ impl Weights {
             }
             for planned in repack::plan(&file, spec, &infos, dense, kernels)? {
                 let name = planned.name;
-                let tensor = self.context.named(self.context.new_tensor(planned.ty, &planned.shape), name);
-                self.bytes.allocated += tensor.bytes() as u64;
+                let context = self.store.context(device);
+                let tensor = context.named(context.new_tensor(planned.ty, &planned.shape), name);
+                self.bytes.push((device, false, tensor.bytes() as u64));
                 let handle = tensor.handle();
                 match planned.repacked {
                     Some((ty, rows, k)) => {
@@ -265,19 +274,17 @@ impl Weights {
                     }
                 }
                 let placed =
-                    |(info, form): (&TensorInfo, _)| Placed { info: info.clone(), handle, mapped: false, form };
+                    |(info, form): (&TensorInfo, _)| Placed { info: info.clone(), device, handle, mapped: false, form };
                 self.plan.extend(planned.forms.into_iter().map(placed));
             }
         }
         Ok(())
     }
 
-    fn map(&mut self, device: Device) -> Result<()> {
+    fn map(&mut self) -> Result<()> {
         for part in 0..self.file.files() {
             let here: Vec<_> = self.plan.iter().filter(|p| p.mapped && p.info.file == part).collect();
-            if here.is_empty() {
-                continue;
-            }
+            let Some(device) = here.first().map(|p| p.device) else { continue };
             let data = self.file.file_data(part)?;
             let start = self.file.data_start(part)?;
             let largest = here.iter().map(|p| p.info.bytes).max().unwrap_or(0);
@@ -286,10 +293,10 @@ impl Weights {
             for placed in here {
                 // Both were checked against the file's length when it was opened.
                 let address = &raw const data[(placed.info.offset - start) as usize];
-                buffer.place(self.context.tensor(placed.handle), address)?;
+                buffer.place(self.store.tensor(placed.handle), address)?;
             }
             buffer.mark_as_weights();
-            self.buffers.push(buffer);
+            self.maps.push(buffer);
         }
         Ok(())
     }

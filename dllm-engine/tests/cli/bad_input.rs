@@ -134,6 +134,10 @@ fn a_trace_that_cannot_be_written() {
 fn a_device_that_is_not_there() {
     refused_answer("--device", "CUDA77", &["no device \"CUDA77\"", "CPU"]);
     refused(&["plan", "--device", ""], &["no device \"\"", "CPU"]);
+    refused(&["plan", "--device", "CPU,CPU"], &["bad device", "\"CPU,CPU\"", "GPUs only"]);
+    refused(&["plan", "--device", "CPU", "--host-experts", "2"], &["bad offload", "needs a GPU"]);
+    refused(&["plan", "--device", "CPU", "--host-layers", "2"], &["bad offload", "needs a GPU"]);
+    refused(&["plan", "--host-layers", "2", "--host-experts", "2"], &["cannot be used with"]);
 }
 
 /// The commands that read a model, with one at `path`.

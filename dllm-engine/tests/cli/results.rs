@@ -2,7 +2,7 @@
 
 use super::*;
 
-const RECEIPT: [&str; 25] = [
+const RECEIPT: [&str; 27] = [
     "model",
     "family",
     "quantization",
@@ -12,6 +12,7 @@ const RECEIPT: [&str; 25] = [
     "level",
     "kv",
     "dense",
+    "placement",
     "sampler",
     "max_steps",
     "prompt_tokens",
@@ -28,6 +29,7 @@ const RECEIPT: [&str; 25] = [
     "lanes",
     "graphs_built",
     "graphs_replayed",
+    "captured_replays",
 ];
 
 fn keys(value: &Value) -> Vec<&str> {
@@ -315,6 +317,16 @@ fn bench_measures() {
         0.0 < n("step_ms_min") && n("step_ms_min") <= n("step_ms_median") && n("step_ms_median") <= n("step_ms_p90")
     );
     assert!(n("prefill_tokens_per_second") > 0.0);
+    assert_eq!(value.get("breakdown"), None, "only when asked for");
+    let value = run(args.iter().copied().chain(["--breakdown"])).json();
+    let parts = value["breakdown"].as_array().unwrap();
+    let ms: Vec<f64> = parts.iter().map(|part| part["ms"].as_f64().unwrap()).collect();
+    assert!(ms.is_sorted_by(|a, b| a >= b) && ms.iter().sum::<f64>() > 0.0, "{ms:?}");
+    let nodes = |name: &str| {
+        parts.iter().find(|part| part["part"] == name).unwrap_or_else(|| panic!("{name}"))["nodes"].clone()
+    };
+    assert_eq!(nodes("PositionStats"), 1);
+    assert_eq!(nodes("MUL layer_output_scale"), 12, "one a layer");
     let text = run(["bench", "--repetitions", "1", "--prompt", SUM]).ok();
     assert!(text.contains("steps per canvas") && text.contains("tok/s"), "{text}");
 }

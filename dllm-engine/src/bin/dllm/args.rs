@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use dllm_engine::{DenoiseOverrides, Dense, EngineParams, KvType, Level, ModelSource};
+use dllm_engine::{DenoiseOverrides, Dense, EngineParams, KvType, Level, ModelSource, Offload};
 
 use super::output::Result;
 use super::usage::{self, real, whole};
@@ -143,7 +143,8 @@ fn source(argument: Option<&PathBuf>) -> ModelSource {
 #[derive(Args)]
 #[command(next_help_heading = "Loading")]
 pub struct LoadArgs {
-    /// Device that computes, by name (CPU, CUDA0, Vulkan0) [default: the first GPU, else the CPU].
+    /// Device that computes, by name (CPU, CUDA0, Vulkan0), or GPUs that share the layers (CUDA0,CUDA1) [default: the first
+    /// GPU with kernels of this engine, else the CPU].
     #[arg(short, long, value_name = "NAME")]
     pub device: Option<String>,
     /// Context: tokens of prompt and answer together, per lane. 0 takes the file's own, at most 8192.
@@ -158,9 +159,16 @@ pub struct LoadArgs {
     /// Dense matrices on a CUDA device.
     #[arg(long, value_enum, default_value_t = DenseArg::Auto)]
     pub dense: DenseArg,
-    /// Most device memory to plan with, in GiB [default: all that is free].
+    /// Most memory of each GPU to plan with, in GiB [default: all that is free].
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     pub memory: Option<u64>,
+    /// Keep the experts of the first N layers in the host's memory and send them to the GPU at every pass. 0: none, even if it
+    /// does not fit [default: as few as make the rest fit].
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true, conflicts_with = "host_layers")]
+    pub host_experts: Option<usize>,
+    /// Compute the first N layers on the CPU.
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
+    pub host_layers: Option<usize>,
     /// CPU threads. 0 takes the number of physical cores [default: $DLLM_THREADS, else 0].
     #[arg(short, long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub threads: Option<usize>,
@@ -176,6 +184,12 @@ impl LoadArgs {
             kv: self.kv.into(),
             dense: self.dense.into(),
             memory: self.memory.unwrap_or(0),
+            offload: match (self.host_experts, self.host_layers) {
+                (Some(0), _) | (None, Some(0)) => Offload::Whole,
+                (Some(n), _) => Offload::HostExperts(n),
+                (None, Some(n)) => Offload::HostLayers(n),
+                (None, None) => Offload::Auto,
+            },
             threads: self.threads.map_or_else(usage::threads_of_environment, Ok)?,
             lanes,
             ..EngineParams::default()
@@ -383,6 +397,9 @@ pub struct BenchArgs {
     /// Measured repetitions, after one that is not counted.
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub repetitions: usize,
+    /// Say, too, where a step's time goes: each part of its graph computed alone.
+    #[arg(long)]
+    pub breakdown: bool,
     /// Seed of the first repetition.
     #[arg(short, long, default_value_t = 1, value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub seed: u64,

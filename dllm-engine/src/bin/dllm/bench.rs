@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dllm_engine::vocab::TokenKind;
-use dllm_engine::{Completion, Control, Engine, Event, Prompt, Request};
+use dllm_engine::{Completion, Control, Engine, Event, PartTime, Prompt, Request};
 use serde::Serialize;
 
 use super::args::BenchArgs;
@@ -33,6 +33,11 @@ struct Measured {
     tokens_per_second: f64,
     prefill_tokens_per_second: f64,
     device_bytes: u64,
+    /// Passes of the measured repetitions that a CUDA device ran as one captured graph.
+    captured_replays: u64,
+    /// Where a step's time goes, with `--breakdown`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    breakdown: Vec<PartTime>,
 }
 
 /// One repetition.
@@ -64,7 +69,10 @@ pub fn run(args: &BenchArgs) -> Result {
         }
     }
     bar.finish_and_clear();
-    let measured = measured(&engine, &runs)?;
+    let mut measured = measured(&engine, &runs)?;
+    if args.breakdown {
+        measured.breakdown = engine.breakdown()?;
+    }
     match args.json {
         true => output::json(&measured)?,
         false => output::line(table(&measured))?,
@@ -165,6 +173,8 @@ fn measured(engine: &Engine, runs: &[Run]) -> Result<Measured> {
         tokens_per_second: tokens as f64 / seconds,
         prefill_tokens_per_second: if reading > 0.0 { read as f64 / reading } else { 0.0 },
         device_bytes: engine.device_bytes(),
+        captured_replays: all.iter().map(|r| r.captured_replays).sum(),
+        breakdown: Vec::new(),
     })
 }
 
@@ -184,7 +194,33 @@ fn table(m: &Measured) -> String {
         ("answer", format!("{:.0} tok/s", m.tokens_per_second)),
         ("prefill", format!("{:.0} tok/s", m.prefill_tokens_per_second)),
         ("memory", bytes(m.device_bytes)),
+        ("captured replays", m.captured_replays.to_string()),
     ];
+    // Only CUDA captures graphs.
+    let rows = &rows[..if m.device.starts_with("CUDA") { rows.len() } else { rows.len() - 1 }];
     let rows: Vec<_> = rows.iter().map(|(name, value)| format!("{name:<18}{value}")).collect();
-    format!("{head}\n{setting}\n\n{}", rows.join("\n"))
+    format!("{head}\n{setting}\n\n{}{}", rows.join("\n"), parts(&m.breakdown))
+}
+
+/// The parts of a step, those that take next to nothing as one.
+fn parts(breakdown: &[PartTime]) -> String {
+    if breakdown.is_empty() {
+        return String::new();
+    }
+    let sum: f64 = breakdown.iter().map(|p| p.ms).sum();
+    let row = |name: &str, nodes: usize, ms: f64| {
+        format!("{name:<38}{nodes:>6}{ms:>11.3}{:>7.1} %", 100.0 * ms / sum.max(1e-9))
+    };
+    let (large, small): (Vec<&PartTime>, Vec<_>) = breakdown.iter().partition(|p| p.ms >= 0.005 * sum);
+    let mut lines = vec![
+        String::new(),
+        String::new(),
+        format!("{:<38}{:>6}{:>11}", "part of a step, computed alone", "nodes", "ms"),
+    ];
+    lines.extend(large.iter().map(|p| row(&p.part, p.nodes, p.ms)));
+    if !small.is_empty() {
+        lines.push(row("less than 0.5 % each", small.iter().map(|p| p.nodes).sum(), small.iter().map(|p| p.ms).sum()));
+    }
+    lines.push(row("sum", breakdown.iter().map(|p| p.nodes).sum(), sum));
+    lines.join("\n")
 }

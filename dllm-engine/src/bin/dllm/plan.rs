@@ -31,9 +31,11 @@ fn table(plan: &MemoryPlan) -> String {
     ];
     let row =
         |(name, n, what): (&str, u64, &str)| format!("{name:<16} {:>11}   {what}", bytes(n)).trim_end().to_owned();
-    let verdict = match plan.free.checked_sub(plan.needed()) {
-        Some(left) => format!("it fits, {} to spare", bytes(left)),
-        None => format!("it does not fit: {} are missing", bytes(plan.needed() - plan.free)),
+    let all = std::iter::once((plan.needed(), plan.free)).chain(plan.beside.iter().map(|d| (d.needed(), d.free)));
+    let missing: u64 = all.map(|(needed, free)| needed.saturating_sub(free)).sum();
+    let verdict = match missing {
+        0 => format!("it fits, {} to spare", bytes(plan.free - plan.needed())),
+        n => format!("it does not fit: {} are missing", bytes(n)),
     };
     let dense = match plan.dense {
         Some(Dense::Quantized) => ", dense matrices quantized",
@@ -41,12 +43,21 @@ fn table(plan: &MemoryPlan) -> String {
         None => "",
     };
     let head = format!("{}{dense}, context of {} tokens, {}", plan.device, plan.context, count(plan.lanes, "lane"));
-    let mut lines = vec![head, String::new()];
+    let mut lines = vec![head];
+    lines.extend(plan.placement.clone());
+    lines.push(String::new());
     for (i, entry) in rows.into_iter().enumerate() {
         if i == 4 || i == 6 {
             lines.push(String::new());
         }
         lines.push(row(entry));
+    }
+    for other in &plan.beside {
+        let (needed, free, mapped) = (bytes(other.needed()), bytes(other.free), bytes(other.weights_mapped));
+        lines.extend([
+            String::new(),
+            format!("beside it, {}: {needed} needed, {free} free, {mapped} mapped", other.device),
+        ]);
     }
     lines.extend([String::new(), verdict]);
     lines.join("\n")

@@ -322,7 +322,8 @@ impl Family for DiffusionGemma {
         for i in 0..self.layers.len() {
             h = self.layer(pass, i, h, "layer_output_scale.weight");
         }
-        let head = if self.has_output { "output.weight" } else { "token_embd.weight" };
+        let head = ["output.weight", HEAD].into_iter().find(|name| pass.weights.get(name).is_some());
+        let head = head.unwrap_or("token_embd.weight");
         let logits = pass.linear(head, pass.norm("output_norm.weight", h, self.eps)); // [V, rows]
         Ok(Decoded { logits, table: pass.weight("token_embd.weight") })
     }
