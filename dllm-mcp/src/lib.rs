@@ -16,6 +16,7 @@ pub mod item;
 pub mod jobs;
 pub mod lock;
 pub mod log;
+pub mod output;
 pub mod paths;
 pub mod progress;
 pub mod prompts;
