@@ -14,6 +14,7 @@ pub mod host;
 pub mod http;
 pub mod item;
 pub mod jobs;
+pub mod lines;
 pub mod lock;
 pub mod log;
 pub mod output;
