@@ -354,7 +354,11 @@ impl Job {
             data.insert("frames_per_canvas".into(), json!(frames));
         }
         if let Some(fault) = &view.fault {
-            data.insert("fault".into(), json!({"type": fault.kind.name(), "message": fault.message}));
+            let mut told = json!({"message": fault.message});
+            if let (Value::Object(told), Value::Object(error)) = (&mut told, fault.json()) {
+                told.extend(error);
+            }
+            data.insert("fault".into(), told);
         }
         data
     }

@@ -15,9 +15,14 @@ impl Roots {
     /// `PathRefused` where a folder cannot be opened.
     pub fn new(folders: &[PathBuf]) -> Result<Self> {
         let canonical = |folder: &PathBuf| {
-            folder
-                .canonicalize()
-                .map_err(|e| refused(&folder.display().to_string(), format!("the root cannot be opened: {e}")))
+            let wrong = |why: String| {
+                Fault::new(
+                    Kind::PathRefused,
+                    format!("the root {} cannot be used: {why}; name a folder that exists", folder.display()),
+                )
+            };
+            let real = folder.canonicalize().map_err(|e| wrong(e.to_string()))?;
+            if real.is_dir() { Ok(real) } else { Err(wrong("it is no folder".into())) }
         };
         Ok(Self(folders.iter().map(canonical).collect::<Result<_>>()?))
     }
