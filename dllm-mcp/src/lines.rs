@@ -87,15 +87,13 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Transp
             let read = if std::mem::take(&mut self.too_long) {
                 let why =
                     format!("the line has more than {MAX_LINE} bytes: large inputs come as files, see dllm_batch");
-                Err(Some((ErrorData::invalid_request(why, None), None)))
+                Err(Some(refusal(&ErrorData::invalid_request(why, None), None)))
             } else {
                 message(&line)
             };
             match read {
                 Ok(message) => return Some(message),
-                // The library leaves an id out that is not known; JSON-RPC wants it to be null.
-                Err(Some((error, id))) => self.answer = Some(json!({"jsonrpc": "2.0", "id": id, "error": error})),
-                Err(None) => {}
+                Err(answer) => self.answer = answer,
             }
         }
     }
@@ -112,8 +110,13 @@ async fn write(output: &mut (impl AsyncWrite + Unpin), message: &impl Serialize)
     output.flush().await
 }
 
-/// Reads a message. Otherwise the error to answer with, and the id if there is one; nothing for what wants no answer.
-fn message(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Option<(ErrorData, Option<RequestId>)>> {
+/// An error as an answer. The library leaves an id out that is not known; JSON-RPC wants it to be null.
+fn refusal(error: &ErrorData, id: Option<RequestId>) -> Value {
+    json!({"jsonrpc": "2.0", "id": id, "error": error})
+}
+
+/// Reads a message. Otherwise what to answer; nothing for what wants no answer.
+fn message(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Option<Value>> {
     let line = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line).trim_ascii();
     if line.is_empty() {
         return Err(None);
@@ -123,7 +126,7 @@ fn message(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Option<(ErrorDat
         Err(error) => error,
     };
     let value: Value = serde_json::from_slice(line)
-        .map_err(|e| Some((ErrorData::parse_error(format!("the line is no JSON: {e}"), None), None)))?;
+        .map_err(|e| refusal(&ErrorData::parse_error(format!("the line is no JSON: {e}"), None), None))?;
     let id = match &value["id"] {
         Value::String(id) => Some(RequestId::String(id.as_str().into())),
         Value::Number(id) => id.as_i64().map(RequestId::Number),
@@ -135,11 +138,11 @@ fn message(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Option<(ErrorDat
         (Some(_), None) => Err(None),
         (Some(method), Some(_)) if id.is_some() && value["jsonrpc"] == "2.0" => {
             let why = format!("the params of {:?} cannot be read: {wrong}", crate::error::shown(method));
-            Err(Some((ErrorData::invalid_params(why, None), id)))
+            Err(Some(refusal(&ErrorData::invalid_params(why, None), id)))
         }
         _ => {
             let why = "the line is no JSON-RPC 2.0 request: it wants jsonrpc, id, method, and params as an object";
-            Err(Some((ErrorData::invalid_request(why, None), id)))
+            Err(Some(refusal(&ErrorData::invalid_request(why, None), id)))
         }
     }
 }
