@@ -252,8 +252,7 @@ impl Job {
             }
             (parts.iter().map(|p| p.steps).sum(), parts.iter().map(|p| p.total).sum())
         };
-        // Wakes nobody: who waits, waits for the end, and who tells of progress looks by a clock. A wake-up per step would
-        // take the engine's core from it.
+        // Wakes nobody: who waits, waits for the end, and who tells of progress looks by a clock.
         self.view.send_if_modified(|view| {
             (view.steps, view.steps_total) = (steps, total);
             false
