@@ -149,6 +149,10 @@ pub trait Host: Send + Sync + 'static {
     fn default_model(&self) -> String;
     /// The models that callers may load. Reads metadata only.
     fn models(&self) -> Vec<ModelCard>;
+    /// What the operator set and cannot work, in words; found without a load.
+    fn problems(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// Memory of the device; `None` while nothing is loaded.
     fn memory(&self) -> Option<Memory>;
 }

@@ -2,8 +2,9 @@
 //! goes on where it was.
 
 use std::collections::HashSet;
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,12 +14,11 @@ use crate::answer::Answer;
 use crate::error::{Fault, Kind, Result};
 use crate::item::{Item, Recipe};
 use crate::jobs::Job;
+use crate::output::{Output, Prepared};
 use crate::queue::Unit;
 
 /// Longest line of an input file.
 const MAX_LINE: u64 = 1024 * 1024;
-/// Longest line of an output file; what is longer was written by somebody else.
-const MAX_RESULT: u64 = 64 * 1024 * 1024;
 /// Rejected items that are told one by one.
 const REJECTED_SHOWN: usize = 20;
 
@@ -34,10 +34,17 @@ pub enum Input {
 impl Input {
     fn open(&self) -> Result<Lines> {
         let reader: Box<dyn Read + Send> = match self {
-            Self::File(path) => Box::new(File::open(path).map_err(|e| io_fault("read", path, &e))?),
+            Self::File(path) => Box::new(File::open(path).map_err(|e| Fault::io("read", path, &e))?),
             Self::Inline(text) => Box::new(io::Cursor::new(Arc::<[u8]>::from(Arc::clone(text)))),
         };
         Ok(Lines { reader: BufReader::new(reader), number: 0 })
+    }
+
+    fn fault(&self, error: &io::Error) -> Fault {
+        match self {
+            Self::File(path) => Fault::io("read", path, error),
+            Self::Inline(_) => Fault::io("read", Path::new("items_json"), error),
+        }
     }
 }
 
@@ -98,23 +105,34 @@ pub struct Survey {
     pub rejected: u64,
     /// The first of these: line, id where known, reason.
     pub reasons: Vec<Value>,
+    /// A hash of each line to run, in order: what is read again later must be the same.
+    lines: Vec<u64>,
+}
+
+fn hash(line: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(line.as_bytes());
+    hasher.finish()
 }
 
 /// Looks through all items, without keeping them.
 ///
 /// # Errors
-/// `PathRefused` where the input cannot be read.
+/// `PathRefused` or `Internal` where the input cannot be read.
 pub fn survey(input: &Input, recipe: &Recipe, done: &HashSet<String>) -> Result<Survey> {
     let mut lines = input.open()?;
     let mut survey = Survey::default();
     let mut seen = HashSet::new();
-    while let Some((number, line)) = lines.next().map_err(|e| read_fault(&e))? {
-        match line.and_then(|line| recipe.item(number, &line)) {
-            Ok(item) if !seen.insert(item.id.clone()) => {
+    while let Some((number, line)) = lines.next().map_err(|e| input.fault(&e))? {
+        match line.and_then(|line| Ok((hash(&line), recipe.item(number, &line)?))) {
+            Ok((_, item)) if !seen.insert(item.id.clone()) => {
                 survey.reject(number, format!("the id {:?} came before", item.id))
             }
-            Ok(item) if done.contains(&item.id) => survey.skipped += 1,
-            Ok(_) => survey.accepted += 1,
+            Ok((_, item)) if done.contains(&item.id) => survey.skipped += 1,
+            Ok((hash, _)) => {
+                survey.accepted += 1;
+                survey.lines.push(hash);
+            }
             Err(fault) => survey.reject(number, fault.message),
         }
     }
@@ -130,113 +148,16 @@ impl Survey {
     }
 }
 
-/// What to do about an output file that exists.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Existing {
-    /// Keep it, and skip the items that it has with `ok`.
-    Resume,
-    /// Empty it.
-    Overwrite,
-    /// Refuse.
-    Refuse,
-}
-
-/// Opens the output for appending, and tells which ids it has with `ok`. A torn last line is cut off.
-///
-/// # Errors
-/// `PathRefused`.
-pub fn open_output(path: &Path, existing: Existing) -> Result<(File, HashSet<String>)> {
-    let fault = |e: &io::Error| io_fault("write", path, e);
-    let mut options = OpenOptions::new();
-    // Not in append mode: that forbids cutting a torn line on some systems. There is one writer.
-    options.read(true).write(true);
-    #[cfg(windows)]
-    {
-        use std::os::windows::fs::OpenOptionsExt;
-        // Others may read it, but neither write, rename nor remove it meanwhile (FILE_SHARE_READ).
-        options.share_mode(1);
-    }
-    match existing {
-        Existing::Refuse => options.create_new(true),
-        Existing::Resume | Existing::Overwrite => options.create(true),
-    };
-    let mut file = options.open(path).map_err(|e| match e.kind() {
-        io::ErrorKind::AlreadyExists => {
-            Fault::new(Kind::PathRefused, format!("{} exists: say resume=true or overwrite=true", path.display()))
-        }
-        _ => fault(&e),
-    })?;
-    // Elsewhere locks are only for those who ask, which other servers do. On Windows they would keep readers out, too.
-    if cfg!(unix)
-        && let Err(TryLockError::WouldBlock) = file.try_lock()
-    {
-        let why = format!("{} is being written by another batch: wait for its end", path.display());
-        return Err(Fault::new(Kind::PathRefused, why));
-    }
-    if existing == Existing::Overwrite {
-        file.set_len(0).map_err(|e| fault(&e))?;
-    }
-    let done = done_ids(&mut file).map_err(|e| fault(&e))?;
-    Ok((file, done))
-}
-
-fn done_ids(file: &mut File) -> io::Result<HashSet<String>> {
-    let mut done = HashSet::new();
-    let mut whole = 0;
-    file.seek(SeekFrom::Start(0))?;
-    let mut reader = BufReader::new(&mut *file);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        let read = read_result(&mut reader, &mut line)?;
-        if read == 0 || line.last() != Some(&b'\n') {
-            break;
-        }
-        whole += read as u64;
-        let value: Value = serde_json::from_slice(&line).unwrap_or_default();
-        if let (Some(id), Some(true)) = (value["id"].as_str(), value["ok"].as_bool()) {
-            done.insert(id.to_owned());
-        }
-    }
-    file.set_len(whole)?;
-    file.seek(SeekFrom::End(0))?;
-    Ok(done)
-}
-
-/// The file that results go to, watched: what is written to a file that was moved away or removed would be lost.
-struct Output {
-    file: File,
-    path: PathBuf,
-    identity: Option<same_file::Handle>,
-}
-
-impl Output {
-    fn new(file: File, path: PathBuf) -> Self {
-        let identity = file.try_clone().and_then(same_file::Handle::from_file).ok();
-        Self { file, path, identity }
-    }
-
-    /// Adds a line in one write, so that a kill leaves at most one torn line.
-    fn append(&mut self, line: &[u8]) -> Result<()> {
-        if self.identity.as_ref() != same_file::Handle::from_path(&self.path).ok().as_ref() {
-            let why = format!("{} was replaced or removed while the batch ran", self.path.display());
-            return Err(Fault::new(Kind::PathRefused, why));
-        }
-        // Its end may have moved: somebody may have emptied it.
-        let end = self.file.seek(SeekFrom::End(0));
-        end.and_then(|_| self.file.write_all(line)).map_err(|e| io_fault("write", &self.path, &e))
-    }
-}
-
 /// A batch that runs.
 pub struct BatchRun {
     job: Arc<Job>,
+    input: Input,
     lines: Lines,
     recipe: Recipe,
     /// Ids that are done, or were started.
     seen: HashSet<String>,
-    /// Items that were started; the job's total was counted before.
-    started: u64,
+    /// Hashes of the lines to run, as they were when the job was accepted.
+    expected: std::vec::IntoIter<u64>,
     output: Output,
     in_flight: usize,
     exhausted: bool,
@@ -253,24 +174,16 @@ impl std::fmt::Debug for BatchRun {
 }
 
 impl BatchRun {
-    /// A batch from its beginning; items in `done` are passed over.
+    /// A batch from its beginning: the items that the survey accepted. The output is touched here.
     ///
     /// # Errors
-    /// `PathRefused` where the input cannot be read.
-    pub fn new(job: Arc<Job>, input: &Input, recipe: Recipe, output: File, done: HashSet<String>) -> Result<Self> {
-        let nothing = job.view().total == 0;
-        let output = Output::new(output, job.output.clone().unwrap_or_default());
-        Ok(Self {
-            job,
-            lines: input.open()?,
-            recipe,
-            seen: done,
-            started: 0,
-            output,
-            in_flight: 0,
-            exhausted: nothing,
-            fault: None,
-        })
+    /// `PathRefused` or `Internal` where the input cannot be read or the output not be written.
+    pub fn new(job: Arc<Job>, input: Input, recipe: Recipe, survey: &mut Survey, output: Prepared) -> Result<Self> {
+        let lines = input.open()?;
+        let (output, seen) = output.begin()?;
+        let expected = std::mem::take(&mut survey.lines).into_iter();
+        let exhausted = expected.len() == 0;
+        Ok(Self { job, input, lines, recipe, seen, expected, output, in_flight: 0, exhausted, fault: None })
     }
 
     /// Its job.
@@ -285,13 +198,12 @@ impl BatchRun {
 
     /// The next item to run.
     pub fn take_next(&mut self) -> Option<Unit> {
-        let total = self.job.view().total;
         while !self.exhausted {
             if let Some(fault) = self.job.over() {
                 self.fail(fault);
                 return None;
             }
-            if self.started == total {
+            if self.expected.len() == 0 {
                 // What was added to the file since it was looked through belongs to the next batch.
                 self.exhausted = true;
                 return None;
@@ -299,23 +211,32 @@ impl BatchRun {
             match self.lines.next() {
                 Ok(Some((number, line))) => {
                     // What the survey rejected is passed over here.
-                    let item = line.and_then(|line| self.recipe.item(number, &line));
-                    if let Ok(Item { id, ask }) = item
+                    let item = line.and_then(|line| Ok((hash(&line), self.recipe.item(number, &line)?)));
+                    if let Ok((hash, Item { id, ask })) = item
                         && self.seen.insert(id.clone())
                     {
-                        (self.in_flight, self.started) = (self.in_flight + 1, self.started + 1);
+                        if self.expected.next() != Some(hash) {
+                            self.fail(self.changed(&format!("line {number} is another one")));
+                            return None;
+                        }
+                        self.in_flight += 1;
                         return Some(Unit { job: Arc::clone(&self.job), part: 0, item: Some(id), ask });
                     }
                 }
-                Ok(None) => {
-                    let why =
-                        format!("the input changed while the batch ran: {} of {total} items were found", self.started);
-                    self.fail(Fault::new(Kind::PathRefused, why));
-                }
-                Err(e) => self.fail(read_fault(&e)),
+                Ok(None) => self.fail(self.changed("it is shorter")),
+                Err(e) => self.fail(self.input.fault(&e)),
             }
         }
         None
+    }
+
+    fn changed(&self, how: &str) -> Fault {
+        let Self { job, expected, .. } = self;
+        let total = job.view().total;
+        let begun = total.saturating_sub(expected.len() as u64);
+        let why = format!("the input changed while the batch ran ({how}): about {begun} of {total} items were run");
+        Fault::new(Kind::PathRefused, why)
+            .advise("leave the input alone while a batch runs; call dllm_batch again with resume=true for the rest")
     }
 
     /// Writes the line of an item. One that was cancelled has no line: it is run again on resume.
@@ -345,18 +266,22 @@ impl BatchRun {
         self.fault.get_or_insert(fault);
     }
 
-    /// Ends the job when all its items have ended.
-    pub fn end_if_complete(&mut self) -> bool {
+    /// Whether all its items have ended.
+    pub fn complete(&mut self) -> bool {
         if !self.exhausted
             && let Some(fault) = self.job.over()
         {
             self.fail(fault);
         }
-        let complete = self.exhausted && self.in_flight == 0;
-        if complete {
-            self.job.finish(self.fault.take().or_else(|| self.job.over()));
-        }
-        complete
+        self.exhausted && self.in_flight == 0
+    }
+
+    /// Ends the job. Whoever hears of it can write the same output at once: its lock goes first.
+    pub fn end(self) {
+        let Self { job, output, fault, .. } = self;
+        let fault = fault.or_else(|| output.check().err()).or_else(|| job.over());
+        drop(output);
+        job.finish(fault);
     }
 }
 
@@ -393,59 +318,4 @@ fn item_line(id: &str, result: &Result<Answer>, job: &Job) -> Value {
     line.insert("seed".into(), json!(answer.seed));
     line.insert("model".into(), json!(answer.model));
     Value::Object(line)
-}
-
-/// A page of results from a file: whole lines from byte `cursor` on, at most `limit` and about `budget` bytes. Also tells
-/// where the next page begins, and whether there is more now.
-///
-/// # Errors
-/// `Internal` where the file cannot be read; `BadArgument` for a cursor behind its end.
-pub fn page(path: &Path, cursor: u64, limit: usize, budget: usize) -> Result<(Vec<Value>, u64, bool)> {
-    let fault = |e: io::Error| Fault::new(Kind::Internal, format!("cannot read {}: {e}", path.display()));
-    let mut file = File::open(path).map_err(fault)?;
-    let len = file.metadata().map_err(fault)?.len();
-    if cursor > len {
-        return Err(Fault::argument("cursor", format!("{cursor} is behind the end at {len}")));
-    }
-    // A cursor inside a line is none that was given out.
-    let mut before = [b'\n'];
-    file.seek(SeekFrom::Start(cursor.saturating_sub(1))).map_err(fault)?;
-    if cursor > 0 {
-        file.read_exact(&mut before).map_err(fault)?;
-    }
-    if before != [b'\n'] {
-        return Err(Fault::argument("cursor", format!("no line begins at {cursor}")));
-    }
-    let mut reader = BufReader::new(file);
-    let (mut items, mut at, mut size) = (Vec::new(), cursor, 0_usize);
-    let mut line = Vec::new();
-    while items.len() < limit {
-        line.clear();
-        let read = read_result(&mut reader, &mut line).map_err(fault)?;
-        if read == 0 || line.last() != Some(&b'\n') || (!items.is_empty() && size + read > budget) {
-            break;
-        }
-        (at, size) = (at + read as u64, size + read);
-        if let Ok(value) = serde_json::from_slice(&line) {
-            items.push(value);
-        }
-    }
-    Ok((items, at, at < len))
-}
-
-/// A whole line of an output file, its end included.
-fn read_result(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<usize> {
-    let read = reader.take(MAX_RESULT).read_until(b'\n', line)?;
-    if read as u64 == MAX_RESULT {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a line has {MAX_RESULT} bytes or more")));
-    }
-    Ok(read)
-}
-
-fn io_fault(action: &str, path: &Path, error: &io::Error) -> Fault {
-    Fault::new(Kind::PathRefused, format!("cannot {action} {}: {error}", path.display()))
-}
-
-fn read_fault(error: &io::Error) -> Fault {
-    Fault::new(Kind::PathRefused, format!("cannot read the items: {error}"))
 }

@@ -6,11 +6,23 @@ use std::time::Duration;
 
 use clap::Parser;
 
+const EXAMPLES: &str = "\
+Examples:
+  dllm-mcp                                          the tiny model inside the program, over standard input and output
+  dllm-mcp --model model.gguf --lanes 8             one model, eight requests side by side
+  dllm-mcp --model-dir models --root batches        callers choose a model, and name batch files in the folder batches
+  dllm-mcp --http 127.0.0.1:10835                   for clients that speak HTTP: http://127.0.0.1:10835/mcp
+
+A host starts it by a configuration as
+  {\"mcpServers\": {\"dllm\": {\"command\": \"dllm-mcp\", \"args\": [\"--model-dir\", \"/srv/models\"]}}}
+It then speaks JSON-RPC on standard input and output, a message per line, and ends when its input ends.
+DLLM_HTTP_TOKEN in the environment makes HTTP callers send it as Authorization: Bearer.";
+
 /// MCP server that generates text with a diffusion language model, in process.
 ///
 /// Without a model it answers with the tiny model inside the program, which knows little more than arithmetic.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "dllm-mcp", version)]
+#[command(name = "dllm-mcp", version, after_help = EXAMPLES)]
 pub struct Config {
     /// The model: a GGUF file, or the id of one in the model folder.
     #[arg(long, env = "DLLM_MODEL")]
@@ -18,10 +30,10 @@ pub struct Config {
     /// Folder with GGUF files that callers may load.
     #[arg(long, env = "DLLM_MODEL_DIR")]
     pub model_dir: Option<PathBuf>,
-    /// Folder that batch files may be in; repeat for more. Without one: the folder `files` in the state folder.
+    /// Folder that batch files may be in; it must exist; repeat for more. Without one: the folder `files` in the state folder.
     #[arg(long = "root", env = "DLLM_ROOTS", value_delimiter = ';')]
     pub roots: Vec<PathBuf>,
-    /// Folder for results, locks and the log.
+    /// Folder for results, locks and the log; it is created. Give all servers of a machine the same: the device's lock is in it.
     #[arg(long, env = "DLLM_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
     /// Device (`CPU`, `CUDA0`); without it the first GPU, else the CPU.
@@ -30,18 +42,18 @@ pub struct Config {
     /// Requests that run side by side, 1 to 64.
     #[arg(long, env = "DLLM_LANES", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub lanes: u8,
-    /// Tokens of prompt and answer together; 0 takes the model's own length, at most 8192.
-    #[arg(long, env = "DLLM_CONTEXT", default_value_t = 0)]
-    pub context: usize,
-    /// CPU threads; 0 takes the physical cores.
-    #[arg(long, env = "DLLM_THREADS", default_value_t = 0)]
-    pub threads: usize,
-    /// Minutes without work after which the model is unloaded; 0 never.
+    /// Tokens of prompt and answer together, up to 1048576; 0 takes the model's own length, at most 8192.
+    #[arg(long, env = "DLLM_CONTEXT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_048_576))]
+    pub context: u32,
+    /// CPU threads, up to 1024; 0 takes the physical cores.
+    #[arg(long, env = "DLLM_THREADS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub threads: u32,
+    /// Minutes without work after which the model is unloaded, up to 525600; 0 never.
     #[arg(long, env = "DLLM_IDLE_MINUTES", default_value_t = 15.0, value_parser = minutes)]
     pub idle_minutes: f64,
-    /// Requests that may wait.
-    #[arg(long, env = "DLLM_QUEUE", default_value_t = 64)]
-    pub queue: usize,
+    /// Requests that may wait for a lane, 1 to 10000; items of batches do not count.
+    #[arg(long, env = "DLLM_QUEUE", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub queue: u32,
     /// Serve Streamable HTTP at this loopback address instead of stdio (as `127.0.0.1:10835`).
     #[arg(long, env = "DLLM_HTTP")]
     pub http: Option<SocketAddr>,

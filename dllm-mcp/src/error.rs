@@ -1,5 +1,8 @@
 //! One error type, told apart by what the caller can do next. It reaches the caller inside the tool's result.
 
+use std::io;
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 /// The crate's result.
@@ -60,7 +63,9 @@ impl Kind {
 
     fn suggestion(self) -> &'static str {
         match self {
-            Self::BadArgument => "correct the argument; dllm_help topic=limits lists the ranges",
+            Self::BadArgument => {
+                "correct the argument: dllm_help topic=limits lists the ranges, topic=examples shows calls"
+            }
             Self::PathRefused => "use a path under one of the roots that dllm_status lists",
             Self::NotLoaded => "call dllm_models operation=load first",
             Self::LoadFailed => "dllm_models operation=list shows which files can be loaded",
@@ -93,12 +98,56 @@ pub struct Fault {
     pub kind: Kind,
     /// Lower case; names the wrong value.
     pub message: String,
+    /// The next action, where the kind's own does not fit.
+    advice: Option<String>,
+    /// Whether the same call can succeed later, where the kind's own answer does not fit.
+    retryable: Option<bool>,
 }
 
 impl Fault {
     /// A failure of a kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        Self { kind, message: message.into(), advice: None, retryable: None }
+    }
+
+    /// The same with a next action of its own.
+    pub fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+
+    /// The same with more to say.
+    pub fn and(mut self, more: &str) -> Self {
+        self.message = format!("{}; {more}", self.message);
+        self
+    }
+
+    /// The same for what passes by itself: the same call can succeed later.
+    pub fn passing(mut self) -> Self {
+        self.retryable = Some(true);
+        self
+    }
+
+    /// What the system said about a file. The path is to blame for some of it only: a full disk or too many open files
+    /// are the machine's.
+    pub fn io(action: &str, path: &Path, error: &io::Error) -> Self {
+        use io::ErrorKind as E;
+        let message = format!("cannot {action} {}: {error}", path.display());
+        match error.kind() {
+            E::NotFound => {
+                Self::new(Kind::PathRefused, message).advise("check the path: the file or its folder is missing")
+            }
+            E::PermissionDenied | E::ReadOnlyFilesystem => Self::new(Kind::PathRefused, message)
+                .advise("use a path that the server may read or write, or have its rights changed"),
+            E::AlreadyExists | E::NotADirectory | E::IsADirectory | E::InvalidFilename | E::InvalidInput => {
+                Self::new(Kind::PathRefused, message)
+            }
+            E::StorageFull | E::QuotaExceeded | E::FileTooLarge => {
+                Self::new(Kind::Internal, message).advise("free space for the server's files, then call again")
+            }
+            _ => Self::new(Kind::Internal, message)
+                .advise("the machine is at fault, not the path: look at what the system said, then call again"),
+        }
     }
 
     /// A wrong argument: names it, its value and the range.
@@ -108,7 +157,9 @@ impl Fault {
 
     /// The `error` object of a reply.
     pub fn json(&self) -> Value {
-        json!({"type": self.kind.name(), "retryable": self.kind.retryable(), "suggestions": [self.kind.suggestion()]})
+        let advice = self.advice.as_deref().unwrap_or_else(|| self.kind.suggestion());
+        let retryable = self.retryable.unwrap_or_else(|| self.kind.retryable());
+        json!({"type": self.kind.name(), "retryable": retryable, "suggestions": [advice]})
     }
 }
 
@@ -122,5 +173,31 @@ impl From<dllm_engine::Error> for Fault {
             _ => Kind::Internal,
         };
         Self::new(kind, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_is_not_blamed_on_the_path() {
+        let of = |error: io::Error| {
+            let fault = Fault::io("write", Path::new("out.jsonl"), &error);
+            (fault.kind, fault.json()["retryable"] == true, fault.message)
+        };
+        let path = [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied, io::ErrorKind::NotADirectory];
+        for kind in path {
+            let (told, retryable, message) = of(kind.into());
+            assert!(told == Kind::PathRefused && !retryable, "{kind}: {message}");
+        }
+        let (told, retryable, _) = of(io::ErrorKind::StorageFull.into());
+        assert!(told == Kind::Internal && retryable);
+        #[cfg(unix)]
+        {
+            // Too many open files, in this process.
+            let (told, retryable, message) = of(io::Error::from_raw_os_error(24));
+            assert!(told == Kind::Internal && retryable && message.contains("os error 24"), "{message}");
+        }
     }
 }

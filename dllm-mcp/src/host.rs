@@ -45,8 +45,8 @@ impl EngineHost {
             locks: config.state_dir().join("locks"),
             device: config.device.clone(),
             lanes: usize::from(config.lanes),
-            context: config.context,
-            threads: config.threads,
+            context: config.context as usize,
+            threads: config.threads as usize,
         };
         Self { models, memory: Arc::default() }
     }
@@ -163,6 +163,27 @@ impl Host for EngineHost {
         files.chain([tiny]).map(|(id, source)| self.models.card(id, source)).collect()
     }
 
+    fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if let Some(folder) = &self.models.folder
+            && let Err(e) = folder.read_dir()
+        {
+            problems.push(format!("the model folder {} cannot be read: {e}; see --model-dir", folder.display()));
+        }
+        match self.models.model.as_deref() {
+            Some(path) if is_gguf(Path::new(path)) => {
+                if let Err(e) = std::fs::metadata(path) {
+                    problems.push(format!("the model {path} cannot be opened: {e}; see --model"));
+                }
+            }
+            Some(id) => problems.extend(self.models.source(id).err().map(|_| {
+                format!("the model {id:?} is neither a .gguf file nor in the model folder; see --model and --model-dir")
+            })),
+            None => {}
+        }
+        problems
+    }
+
     fn memory(&self) -> Option<Memory> {
         *self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -276,10 +297,15 @@ impl Backend for EngineBackend {
 }
 
 fn load_fault(error: dllm_engine::Error) -> Fault {
+    use dllm_engine::Error as E;
+    // The settings are the operator's.
+    let settings = matches!(error, E::BadArgument { .. } | E::NoDevice { .. });
     let fault = Fault::from(error);
     match fault.kind {
         Kind::OutOfVram => fault,
         // Whatever is wrong with the settings or the file, the caller's arguments are not at fault.
+        _ if settings => Fault::new(Kind::LoadFailed, fault.message)
+            .advise("the operator must start the server with other settings: dllm-mcp --help lists them"),
         _ => Fault::new(Kind::LoadFailed, fault.message),
     }
 }

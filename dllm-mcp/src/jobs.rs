@@ -209,7 +209,7 @@ impl Job {
         self.view.borrow().clone()
     }
 
-    /// Wakes at every change.
+    /// Wakes at the start, at each request that ends, and at the end; not at each step.
     pub fn watch(&self) -> watch::Receiver<View> {
         self.view.subscribe()
     }
@@ -252,7 +252,11 @@ impl Job {
             }
             (parts.iter().map(|p| p.steps).sum(), parts.iter().map(|p| p.total).sum())
         };
-        self.view.send_modify(|view| (view.steps, view.steps_total) = (steps, total));
+        // Wakes nobody: who waits, waits for the end, and who tells of progress looks by a clock.
+        self.view.send_if_modified(|view| {
+            (view.steps, view.steps_total) = (steps, total);
+            false
+        });
     }
 
     /// Notes the end of a request. The job ends with its last one.
@@ -349,7 +353,11 @@ impl Job {
             data.insert("frames_per_canvas".into(), json!(frames));
         }
         if let Some(fault) = &view.fault {
-            data.insert("fault".into(), json!({"type": fault.kind.name(), "message": fault.message}));
+            let mut told = json!({"message": fault.message});
+            if let (Value::Object(told), Value::Object(error)) = (&mut told, fault.json()) {
+                told.extend(error);
+            }
+            data.insert("fault".into(), told);
         }
         data
     }

@@ -21,7 +21,10 @@ impl DeviceLock {
         let path = folder.join(format!("{name}.lock"));
         // The holder's id has a file of its own: on Windows nobody else can read a locked file.
         let pid_path = folder.join(format!("{name}.pid"));
-        let io = |e: std::io::Error| Fault::new(Kind::LoadFailed, format!("cannot lock {}: {e}", path.display()));
+        let io = |e: std::io::Error| {
+            Fault::new(Kind::LoadFailed, format!("cannot lock {}: {e}", path.display()))
+                .advise("the operator must make that folder writable, or start the server with another --state-dir")
+        };
         std::fs::create_dir_all(folder).map_err(io)?;
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io)?;
         match file.try_lock() {

@@ -1,13 +1,18 @@
 //! The `dllm-mcp` program: stdio by default, Streamable HTTP with `--http`.
 #![forbid(unsafe_code)]
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
+use dllm_mcp::backend::Host as _;
 use dllm_mcp::host::EngineHost;
-use dllm_mcp::{Config, Server, http, log, stdio};
+use dllm_mcp::http::Limits;
+use dllm_mcp::lines::Lines;
+use dllm_mcp::log::Log;
+use dllm_mcp::{Config, Server, http, stdio};
 use rmcp::ServiceExt;
 use tokio_util::sync::CancellationToken;
 
@@ -36,17 +41,29 @@ fn main() -> ExitCode {
 
 async fn run(config: Config) -> Result<(), String> {
     let folder = config.state_dir().join("log");
-    let file = log::open(&folder).map_err(|e| format!("cannot write the log in {}: {e}", folder.display()))?;
-    let second = file.try_clone().map_err(|e| format!("cannot write the log: {e}"))?;
-    log::init(second, &config.log)?;
+    let unwritable = |e| format!("cannot write the log in {}: {e}; name another --state-dir", folder.display());
+    let log = Log::open(&folder).map_err(unwritable)?;
+    let file = log.file().map_err(unwritable)?;
+    log.init(&config.log)?;
     let host = Arc::new(EngineHost::new(&config));
+    // No reason not to start: callers may load another model, or the file may come later.
+    for problem in host.problems() {
+        tracing::warn!("{problem}");
+        say(&format!("warning: {problem}"));
+    }
     let server = Server::new(config.clone(), host).map_err(|fault| fault.to_string())?;
     let result = match config.http {
-        Some(address) => http::serve(server.clone(), address, config.http_token.as_deref(), stdio::signal()).await,
+        Some(address) => serve_http(server.clone(), address, config.http_token.as_deref()).await,
         None => serve_stdio(server.clone(), &file).await,
     };
     server.stop(RELEASE).await;
     result
+}
+
+async fn serve_http(server: Server, address: SocketAddr, token: Option<&str>) -> Result<(), String> {
+    let listener = http::bind(address).await?;
+    http::serve(server, listener, token, Limits::default(), stdio::signal()).await;
+    Ok(())
 }
 
 async fn serve_stdio(server: Server, log: &std::fs::File) -> Result<(), String> {
@@ -55,7 +72,7 @@ async fn serve_stdio(server: Server, log: &std::fs::File) -> Result<(), String> 
     let input = stdio::Watched::new(tokio::io::stdin(), ended.clone());
     let output = stdio::Watched::new(tokio::fs::File::from_std(replies), ended.clone());
     let service = async {
-        match server.serve((input, output)).await {
+        match server.serve(Lines::new(input, output)).await {
             Ok(running) => drop(running.waiting().await),
             Err(error) => tracing::warn!("the client left before the session began: {error}"),
         }
@@ -73,8 +90,14 @@ async fn serve_stdio(server: Server, log: &std::fs::File) -> Result<(), String> 
     Ok(())
 }
 
-#[expect(clippy::print_stderr, reason = "the only words to the terminal: why the program did not start")]
 fn fail(message: &str) -> ExitCode {
-    eprintln!("dllm-mcp: {message}");
+    say(message);
     ExitCode::FAILURE
+}
+
+/// The only words to the terminal: what is wrong at the start.
+fn say(message: &str) {
+    use std::io::Write as _;
+    // Nobody may be listening.
+    let _ = writeln!(std::io::stderr(), "dllm-mcp: {message}");
 }

@@ -15,9 +15,14 @@ impl Roots {
     /// `PathRefused` where a folder cannot be opened.
     pub fn new(folders: &[PathBuf]) -> Result<Self> {
         let canonical = |folder: &PathBuf| {
-            folder
-                .canonicalize()
-                .map_err(|e| refused(&folder.display().to_string(), format!("the root cannot be opened: {e}")))
+            let wrong = |why: String| {
+                Fault::new(
+                    Kind::PathRefused,
+                    format!("the root {} cannot be used: {why}; name a folder that exists", folder.display()),
+                )
+            };
+            let real = folder.canonicalize().map_err(|e| wrong(e.to_string()))?;
+            if real.is_dir() { Ok(real) } else { Err(wrong("it is no folder".into())) }
         };
         Ok(Self(folders.iter().map(canonical).collect::<Result<_>>()?))
     }
@@ -33,13 +38,13 @@ impl Roots {
     /// `PathRefused`.
     pub fn input(&self, path: &str) -> Result<PathBuf> {
         let full = self.resolve(path)?;
-        let real = full.canonicalize().map_err(|e| refused(path, e))?;
+        let real = full.canonicalize().map_err(|e| unreachable(path, "", &e))?;
         self.check_inside(path, &real)?;
         // A pipe or a device would block or never end.
         match real.metadata() {
             Ok(meta) if meta.is_file() => Ok(real),
-            Ok(_) => Err(refused(path, "it is no plain file")),
-            Err(e) => Err(refused(path, e)),
+            Ok(_) => Err(refused(path, "it is no plain file").advise("name a plain file with one item per line")),
+            Err(e) => Err(unreachable(path, "", &e)),
         }
     }
 
@@ -52,12 +57,16 @@ impl Roots {
         let (Some(folder), Some(name)) = (full.parent(), full.file_name()) else {
             return Err(refused(path, "it names no file"));
         };
-        let folder = folder.canonicalize().map_err(|e| refused(path, format!("its folder: {e}")))?;
+        check_name(path, name)?;
+        let folder = folder.canonicalize().map_err(|e| unreachable(path, "the folder of", &e))?;
         self.check_inside(path, &folder)?;
         let real = folder.join(name);
         match real.symlink_metadata() {
-            Ok(meta) if !meta.is_file() => Err(refused(path, "it is no plain file")),
-            Ok(_) | Err(_) => Ok(real),
+            Ok(meta) if meta.is_file() => Ok(real),
+            Ok(_) => Err(refused(path, "it is no plain file (a link counts as none)")
+                .advise("name a plain file, or one that does not exist yet")),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(real),
+            Err(e) => Err(unreachable(path, "", &e)),
         }
     }
 
@@ -110,6 +119,20 @@ fn check_words(path: &str) -> Result<()> {
     }
 }
 
+/// Refuses a name for a new file that another system could not have, or would take for another name.
+fn check_name(path: &str, name: &std::ffi::OsStr) -> Result<()> {
+    let name = name.to_str().ok_or_else(|| refused(path, "its name is no text"))?;
+    // A path's end tells what its parsed name does not: "a/" is "a".
+    let why = if path.ends_with(['/', '\\', '.', ' ']) || name.ends_with(['.', ' ']) {
+        "its name ends with a dot, a blank or a separator".to_owned()
+    } else if let Some(bad) = name.chars().find(|c| c.is_control() || "<>:\"/\\|?*".contains(*c)) {
+        format!("its name has the character {bad:?}")
+    } else {
+        return Ok(());
+    };
+    Err(refused(path, why).advise("take a name that each system can have, as results-1.jsonl"))
+}
+
 /// Windows' device names, with any extension and trailing blanks or dots.
 fn is_device(part: &str) -> bool {
     let stem = part.split('.').next().unwrap_or("").trim_end().to_ascii_uppercase();
@@ -118,6 +141,13 @@ fn is_device(part: &str) -> bool {
     }
     let number = stem.strip_prefix("COM").or_else(|| stem.strip_prefix("LPT"));
     number.is_some_and(|n| n.chars().count() == 1 && n.chars().all(|c| c.is_ascii_digit() || "¹²³".contains(c)))
+}
+
+/// What the system says of a path that is to be looked at.
+fn unreachable(path: &str, of: &str, error: &std::io::Error) -> Fault {
+    let shown: String = path.chars().take(200).collect();
+    let action = if of.is_empty() { "use".to_owned() } else { format!("use {of}") };
+    Fault::io(&action, Path::new(&shown), error)
 }
 
 fn refused(path: &str, why: impl std::fmt::Display) -> Fault {

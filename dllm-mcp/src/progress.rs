@@ -40,6 +40,8 @@ pub async fn wait(
 ) -> Result<View> {
     let end = tokio::time::Instant::now() + wait;
     let mut changes = job.watch();
+    // The engine's thread ends it, if it is not busy with a load.
+    let mut deadline = job.deadline.map(tokio::time::Instant::from_std);
     let mut told = Told { value: -BEAT, at: Instant::now() };
     loop {
         tokio::select! {
@@ -53,6 +55,10 @@ pub async fn wait(
             }
             _ = changes.wait_for(|view| view.state.ended()) => return Ok(job.view()),
             () = tokio::time::sleep_until(end) => return Ok(job.view()),
+            () = tokio::time::sleep_until(deadline.unwrap_or(end)), if deadline.is_some() => {
+                deadline = None;
+                worker.nudge();
+            }
             () = tokio::time::sleep(PERIOD), if notifier.is_some() => {}
         }
         // Outside of the select, so that a notification is sent as a whole before any reply.

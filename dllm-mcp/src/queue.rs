@@ -35,6 +35,15 @@ pub enum Order {
     Unload(Arc<Job>),
 }
 
+impl Order {
+    /// The job that tells of it.
+    pub fn job(&self) -> &Arc<Job> {
+        match self {
+            Self::Load(_, job) | Self::Unload(job) => job,
+        }
+    }
+}
+
 /// What waits. Batches yield their items one by one, so that ten thousand of them take no memory.
 #[derive(Debug)]
 pub struct Queue {
@@ -73,12 +82,13 @@ impl Queue {
         !self.interactive.is_empty() || self.batches.iter().any(|batch| !batch.exhausted())
     }
 
-    /// Adds the requests of one job: all or none.
+    /// Adds the requests of one job: all or none. A job that finds nobody waiting is taken whatever its size, as no later
+    /// try could do better.
     ///
     /// # Errors
     /// `QueueFull`.
     pub fn push(&mut self, units: Vec<Unit>) -> Result<()> {
-        if self.interactive.len().saturating_add(units.len()) > self.capacity {
+        if !self.interactive.is_empty() && self.interactive.len().saturating_add(units.len()) > self.capacity {
             let (waiting, new) = (self.interactive.len(), units.len());
             return Err(Fault::new(
                 Kind::QueueFull,
@@ -89,15 +99,17 @@ impl Queue {
         Ok(())
     }
 
-    /// Adds a batch.
+    /// Adds a batch, which is made only if there is a place for it: making it changes its output.
     ///
     /// # Errors
-    /// `QueueFull`.
-    pub fn push_batch(&mut self, batch: BatchRun) -> Result<()> {
+    /// `QueueFull`, and what `make` reports.
+    pub fn push_batch(&mut self, make: impl FnOnce() -> Result<BatchRun>) -> Result<()> {
         if self.batches.len() >= MAX_BATCHES {
-            return Err(Fault::new(Kind::QueueFull, format!("{MAX_BATCHES} batches wait or run already")));
+            return Err(Fault::new(Kind::QueueFull, format!("{MAX_BATCHES} batches wait or run already")).advise(
+                "wait for the end of one: dllm_job operation=list shows them; more items per batch need no more places",
+            ));
         }
-        self.batches.push_back(batch);
+        self.batches.push_back(make()?);
         Ok(())
     }
 
@@ -133,6 +145,13 @@ impl Queue {
         self.batches.iter_mut().find(|batch| Arc::ptr_eq(batch.job(), job))
     }
 
+    /// Takes back a change of the model that was not begun. `false` where there is none of this job.
+    pub fn withdraw(&mut self, job: &Arc<Job>) -> bool {
+        let before = self.orders.len();
+        self.orders.retain(|order| !Arc::ptr_eq(order.job(), job));
+        self.orders.len() < before
+    }
+
     /// Ends what was cancelled or is late, and batches that are complete.
     pub fn sweep(&mut self) {
         self.interactive.retain(|unit| match unit.job.over() {
@@ -142,7 +161,11 @@ impl Queue {
                 false
             }
         });
-        self.batches.retain_mut(|batch| !batch.end_if_complete());
+        for _ in 0..self.batches.len() {
+            if let Some(mut batch) = self.batches.pop_front() {
+                if batch.complete() { batch.end() } else { self.batches.push_back(batch) }
+            }
+        }
     }
 
     /// Ends everything that waits with one reason. Items in flight are ended by their lanes.

@@ -51,18 +51,26 @@ pub fn templates() -> Vec<ResourceTemplate> {
 /// # Errors
 /// `resource_not_found`.
 pub async fn read(app: &Arc<App>, uri: &str) -> Result<ReadResourceResult, ErrorData> {
+    let failed = |fault: Fault| match fault.kind {
+        Kind::Internal => ErrorData::internal_error(fault.message, None),
+        _ => ErrorData::resource_not_found(fault.message, Some(json!({"uri": shown(uri)}))),
+    };
     let missing = |why: String| ErrorData::resource_not_found(why, Some(json!({"uri": shown(uri)})));
     let path: Vec<&str> = uri.strip_prefix("dllm://").unwrap_or("").split('/').collect();
     let value = match path.as_slice() {
         ["config"] => status::config(app),
-        ["models", id] => model(app, id).await.map_err(|fault| missing(fault.message))?,
-        ["jobs", id] => Value::Object(app.jobs.get(id).map_err(|fault| missing(fault.message))?.data()),
+        ["models", id] => model(app, id).await.map_err(failed)?,
+        ["jobs", id] => Value::Object(app.jobs.get(id).map_err(failed)?.data()),
         ["jobs", id, "results"] => {
-            let page = job::results(app, id, "", 100).map_err(|fault| missing(fault.message))?;
-            Value::Object(page.data)
+            let (app, id) = (Arc::clone(app), (*id).to_owned());
+            // It reads a file.
+            let page = tokio::task::spawn_blocking(move || job::results(&app, &id, "", 100)).await;
+            let page =
+                page.unwrap_or_else(|e| Err(Fault::new(Kind::Internal, format!("the results cannot be read: {e}"))));
+            Value::Object(page.map_err(failed)?.data)
         }
         ["jobs", id, "canvas", canvas, "frame", step] => {
-            let job = app.jobs.get(id).map_err(|fault| missing(fault.message))?;
+            let job = app.jobs.get(id).map_err(failed)?;
             let frame = canvas.parse().ok().zip(step.parse().ok()).and_then(|(canvas, step)| job.frame(canvas, step));
             let why =
                 || missing("there is no such frame: frames_per_canvas of the job counts those that are kept".into());

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use crate::backend::{Backend, Host, Loaded};
 use crate::batch::BatchRun;
 use crate::error::{Fault, Kind, Result};
+use crate::jobs::Job;
 use crate::queue::{Order, Queue, Unit};
 
 /// Where the engine is.
@@ -105,12 +106,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Hands over a batch.
+    /// Hands over a batch, which is made only once there is a place for it.
     ///
     /// # Errors
-    /// `QueueFull`.
-    pub fn submit_batch(&self, batch: BatchRun) -> Result<()> {
-        self.shared.lock().push_batch(batch)?;
+    /// `QueueFull`, and what `make` reports.
+    pub fn submit_batch(&self, make: impl FnOnce() -> Result<BatchRun>) -> Result<()> {
+        self.shared.lock().push_batch(make)?;
         self.shared.wake.notify_all();
         Ok(())
     }
@@ -121,9 +122,20 @@ impl Worker {
         self.shared.wake.notify_all();
     }
 
-    /// Wakes the thread to look at what was cancelled.
+    /// Ends what waits and was cancelled or is late, also while the thread is busy, and wakes the thread to look at the rest.
     pub fn nudge(&self) {
-        self.shared.wake_up();
+        self.shared.lock().sweep();
+        self.shared.wake.notify_all();
+    }
+
+    /// Takes back a change of the model. `false` where it has begun: a load cannot be interrupted.
+    pub fn withdraw(&self, job: &Arc<Job>) -> bool {
+        let found = self.shared.lock().withdraw(job);
+        if found {
+            job.finish(Some(Fault::new(Kind::Cancelled, "the job was cancelled before it began")));
+        }
+        self.nudge();
+        found
     }
 
     /// Where the engine is.

@@ -104,8 +104,15 @@ async fn an_item_that_panics_does_not_end_the_batch() {
 async fn two_jobs_do_not_write_one_file() {
     let mut client = Client::start(Script { steps: 100_000, ..Script::default() }).await;
     let first = run(&mut client, "{\"id\":\"a\",\"prompt\":\"p\"}\n", json!({"wait_s": 0})).await;
-    let second = run(&mut client, "{\"id\":\"b\",\"prompt\":\"p\"}\n", json!({"wait_s": 0})).await;
-    assert_eq!(second["error"]["type"], "bad_argument", "{second}");
+    // Not through the first one's input: to change that would end it.
+    let arguments = json!({"items_json": [{"id": "b", "prompt": "p"}], "output_path": "out.jsonl"});
+    let second = client.call("dllm_batch", arguments).await;
+    assert_eq!(
+        (&second["error"]["type"], &second["error"]["retryable"]),
+        (&json!("path_refused"), &json!(true)),
+        "{second}"
+    );
+    assert!(second["error"]["suggestions"][0].as_str().unwrap().contains("wait for the end"), "{second}");
     let cancelled = client.call("dllm_job", json!({"operation": "cancel", "job_id": first["data"]["job_id"]})).await;
     assert_eq!(cancelled["data"]["state"], "cancelled");
     assert!(lines(&client, "out.jsonl").is_empty(), "what was cancelled is not done");

@@ -77,15 +77,143 @@ async fn issue_3_an_output_that_was_moved_away_ends_the_batch() {
 /// Windows refuses to open a file for writing that is written by another.
 #[cfg(unix)]
 #[tokio::test(flavor = "multi_thread")]
-async fn issue_3_an_output_that_was_emptied_has_whole_lines_only() {
-    let (mut client, job, _, output, _) = begun().await;
-    OpenOptions::new().write(true).open(&output).unwrap().set_len(0).unwrap();
-    client.finish(&job).await;
+async fn an_output_that_others_change_ends_the_batch() {
+    for change in ["emptied", "shortened", "lengthened"] {
+        let (mut client, job, _, output, log) = begun().await;
+        while std::fs::metadata(&output).unwrap().len() < 300 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let file = OpenOptions::new().write(true).open(&output).unwrap();
+        match change {
+            "emptied" => file.set_len(0).unwrap(),
+            "shortened" => file.set_len(100).unwrap(),
+            _ => file.set_len(1 << 20).unwrap(),
+        }
+        let end = client.finish(&job).await;
+        let told = end["data"]["fault"]["message"].as_str().unwrap_or_default();
+        assert_eq!(
+            (end["data"]["state"].as_str(), &end["data"]["fault"]["type"]),
+            (Some("failed"), &json!("path_refused"))
+        );
+        assert!(told.contains("changed by another program") && told.contains(" results of it"), "{change}: {told}");
+        assert!(log.steps.load(Ordering::SeqCst) < ITEMS as u64, "it went on for nobody");
+        if change == "emptied" {
+            assert_eq!(std::fs::metadata(&output).unwrap().len(), 0, "nothing is written into a changed file");
+        }
+    }
+}
+
+/// Between the last result and the end of the job, too.
+#[cfg(unix)]
+#[test]
+fn an_output_that_is_removed_after_its_last_line_is_told() {
+    use dllm_mcp::output::{Existing, Prepared};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out.jsonl");
+    let (mut output, _) = Prepared::new(path.clone(), Existing::Resume).unwrap().begin().unwrap();
+    output.append(b"{\"id\":\"a\",\"ok\":true}\n").unwrap();
+    output.check().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(output.check().unwrap_err().message.contains("it had 1 results of it"));
+}
+
+/// Of the same length and in place, so that only the text tells.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_that_is_rewritten_is_never_answered_under_an_old_id() {
+    let (mut client, job, input, output, log) = begun().await;
+    let text = std::fs::read_to_string(&input).unwrap();
+    let mut file = OpenOptions::new().write(true).open(&input).unwrap();
+    file.write_all(text.replace("of a prompt", "of another").as_bytes()).unwrap();
+    let end = client.finish(&job).await;
+    let told = end["data"]["fault"]["message"].as_str().unwrap_or_default();
+    assert!(end["data"]["state"] == "failed" && told.contains("the input changed"), "{end}");
+    assert!(log.admitted.lock().unwrap().iter().all(|prompt| prompt.contains("of a prompt")));
     let text = std::fs::read_to_string(&output).unwrap();
-    assert!(
-        text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok_and(|line| line["ok"] == true)),
-        "{text:.200}"
-    );
+    assert!(!text.is_empty() && text.lines().all(|line| line.contains("of a prompt")), "{text:.300}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn resume_leaves_files_of_others_as_they_are() {
+    let mut client = Client::start(Script::default()).await;
+    let out = client.folder.path().join("files/out.jsonl");
+    let good = "{\"id\":\"a\",\"ok\":true,\"text\":\"t\"}\n";
+    for text in [
+        "a letter",
+        "a letter\nto someone\nwithout an end",
+        "fn main() {\n    println!(\"x\");\n}\n",
+        "{\"name\": \"package\",\n \"version\": 1}\n",
+        "{\"id\":\"a\",\"prompt\":\"p\"}\n",
+        "{\"id\":7,\"ok\":true}\n",
+        "{\"id\":\"a\"}",
+        "[1, 2, 3]",
+        "\n\n",
+        "\u{feff}",
+        &format!("{good}a letter"),
+        &format!("{good}{{\"id\":\"b\",\"prompt\":\"p\"}}\n{good}"),
+        &format!("{good}{{\"id\":\"c\",\"ok\":tr\n{good}"),
+    ] {
+        std::fs::write(&out, text).unwrap();
+        let arguments = json!({"items_json": [{"id": "x", "prompt": "p"}], "output_path": "out.jsonl", "wait_s": 20});
+        let reply = client.call("dllm_batch", arguments).await;
+        assert_eq!(reply["error"]["type"], "path_refused", "{text:?}: {reply}");
+        assert!(reply["message"].as_str().unwrap().contains("line "), "{reply}");
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), text);
+    }
+    // An empty file, a torn result, and one that lacks only its end are ours.
+    for (text, kept) in
+        [("", 0), ("{\"id\":\"ä", 0), (good, 1), (good.trim_end(), 1), (&format!("{good}{{\"id\":\"c\",\"ok\":tr"), 1)]
+    {
+        std::fs::write(&out, text).unwrap();
+        let arguments = json!({"items_json": [{"id": "x", "prompt": "p"}], "output_path": "out.jsonl", "wait_s": 20});
+        let reply = client.call("dllm_batch", arguments).await;
+        assert_eq!(reply["data"]["state"], "done", "{text:?}: {reply}");
+        let lines: Vec<Value> =
+            std::fs::read_to_string(&out).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((lines.len(), lines.last().unwrap()["id"].clone()), (kept + 1, json!("x")), "{text:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn overwrite_loses_nothing_where_the_batch_is_not_taken() {
+    let mut client = Client::start(Script { lanes: 1, steps: 1_000_000, ..Script::default() }).await;
+    let files = client.folder.path().join("files");
+    std::fs::write(files.join("out.jsonl"), "precious").unwrap();
+    let overwrite = |name: &str, more: Value| {
+        let mut arguments = json!({"items_json": [{"id": "a", "prompt": "p"}], "output_path": name, "resume": false, "overwrite": true});
+        arguments.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        arguments
+    };
+    for (more, kind) in [
+        (json!({"items_json": [{"id": "a"}]}), "bad_argument"),
+        (json!({"json_schema": "{"}), "bad_argument"),
+        (json!({"wait_s": 99}), "bad_argument"),
+        (json!({"items_json": "", "input_path": "missing.jsonl"}), "path_refused"),
+    ] {
+        let reply = client.call("dllm_batch", overwrite("out.jsonl", more)).await;
+        assert_eq!(reply["error"]["type"], kind, "{reply}");
+        assert_eq!(std::fs::read_to_string(files.join("out.jsonl")).unwrap(), "precious");
+    }
+    for n in 0..16 {
+        assert_eq!(client.call("dllm_batch", overwrite(&format!("o{n}.jsonl"), json!({}))).await["success"], true);
+    }
+    let full = client.call("dllm_batch", overwrite("out.jsonl", json!({}))).await;
+    assert_eq!((&full["error"]["type"], &full["error"]["retryable"]), (&json!("queue_full"), &json!(true)), "{full}");
+    assert_eq!(std::fs::read_to_string(files.join("out.jsonl")).unwrap(), "precious");
+    // Neither is a file made for a batch that was not taken.
+    let full = client.call("dllm_batch", overwrite("new.jsonl", json!({}))).await;
+    assert_eq!(full["error"]["type"], "queue_full", "{full}");
+    assert!(!files.join("new.jsonl").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_batch_frees_its_output_first() {
+    let mut client = Client::start(Script { steps: 1, ..Script::default() }).await;
+    for n in 0..100 {
+        let arguments =
+            json!({"items_json": [{"id": format!("i{n}"), "prompt": "p"}], "output_path": "out.jsonl", "wait_s": 20});
+        let reply = client.call("dllm_batch", arguments).await;
+        assert_eq!(reply["data"]["state"], "done", "batch {n}: {reply}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -111,6 +111,21 @@ async fn c19_a_panic_is_an_answer() {
     assert_eq!(next["data"]["text"], "echo p");
 }
 
+/// In a handler, on a thread for blocking work, and behind a resource.
+#[tokio::test(flavor = "multi_thread")]
+async fn c19_a_panic_outside_of_the_engine_is_an_answer_too() {
+    let mut client = Client::start(Script { no_models: true, ..Script::default() }).await;
+    let list = client.call("dllm_models", json!({"operation": "list"})).await;
+    assert_eq!(list["error"]["type"], "internal", "{list}");
+    let id = client.request("resources/read", json!({"uri": "dllm://models/other"})).await;
+    assert_eq!(client.reply(id).await["error"]["code"], -32603);
+    let argument =
+        json!({"ref": {"type": "ref/resource", "uri": "dllm://models/{id}"}, "argument": {"name": "id", "value": ""}});
+    let id = client.request("completion/complete", argument).await;
+    assert_eq!(client.reply(id).await["result"]["completion"]["values"], json!([]));
+    assert_eq!(client.call("dllm_generate", json!({"prompt": "p"})).await["data"]["text"], "echo p");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn c23_wait_is_a_long_poll_with_an_estimate() {
     let mut client = Client::start(slow()).await;

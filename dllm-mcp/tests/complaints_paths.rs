@@ -57,6 +57,48 @@ fn c20_what_is_outside_is_refused() {
     }
 }
 
+/// On each system, so that a batch that runs on one runs on the others.
+#[test]
+fn names_that_some_system_cannot_have_are_refused_for_outputs() {
+    let (_folder, roots) = roots();
+    for name in [
+        "out.",
+        "out.jsonl ",
+        "out.jsonl. ",
+        "sub/out..",
+        "a<b",
+        "a>b",
+        "a\"b",
+        "a|b",
+        "a?b",
+        "a*b",
+        "a\\b",
+        "a\tb",
+        "a:b",
+        "new/",
+        "new/.",
+        "CON.jsonl",
+    ] {
+        let fault = roots.output(name).unwrap_err();
+        assert_eq!(fault.kind, Kind::PathRefused, "{name:?}");
+    }
+    for name in ["out", ".hidden", "a b.jsonl", "a.b.c", "größe-1.jsonl"] {
+        roots.output(name).unwrap();
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn links_that_stay_inside_a_root_may_be_read() {
+    let (folder, roots) = roots();
+    let root = folder.path().canonicalize().unwrap().join("roöt with blanks");
+    std::os::unix::fs::symlink(root.join("in.jsonl"), root.join("inside.jsonl")).unwrap();
+    std::os::unix::fs::symlink(root.join("sub"), root.join("folder")).unwrap();
+    assert_eq!(roots.input("inside.jsonl").unwrap(), root.join("in.jsonl"));
+    assert_eq!(roots.output("folder/new.jsonl").unwrap(), root.join("sub/new.jsonl"));
+    assert!(roots.output("inside.jsonl").is_err(), "an output that is a link itself");
+}
+
 #[test]
 fn c20_what_is_inside_is_allowed() {
     let (folder, roots) = roots();

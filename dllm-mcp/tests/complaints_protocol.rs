@@ -89,8 +89,8 @@ async fn c12_the_largest_reply_of_each_kind_fits_a_64_kib_reader() {
         .request("resources/read", json!({"uri": format!("dllm://jobs/{}/results", job.as_str().unwrap())}))
         .await;
     assert!(client.reply(id).await.get("result").is_some());
-    for topic in ["routing", "limits", "examples"] {
-        client.call("dllm_help", json!({"topic": topic})).await;
+    for topic in ["routing", "limits", "files", "errors", "examples"] {
+        assert_eq!(client.call("dllm_help", json!({"topic": topic})).await["success"], true, "{topic}");
     }
     // `line` has checked each of them.
     assert!(client.longest > 30_000);

@@ -44,6 +44,73 @@ async fn issue_3_junk_lines_do_not_end_the_session() {
     }
 }
 
+/// A client that waits for an answer to each line gets one; notifications have none.
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_that_are_no_requests_are_answered() {
+    let mut client = Client::start(Script::default()).await;
+    let huge = vec![b'x'; (16 << 20) + 1];
+    let deep = "[".repeat(300_000);
+    let lines: Vec<(&[u8], i64, Value)> = vec![
+        (b"{", -32700, Value::Null),
+        (b"hello", -32700, Value::Null),
+        (b"\xff\xfe\x00\x80", -32700, Value::Null),
+        (b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"", -32700, Value::Null),
+        (deep.as_bytes(), -32700, Value::Null),
+        (&huge, -32600, Value::Null),
+        (b"7", -32600, Value::Null),
+        (b"null", -32600, Value::Null),
+        (b"[]", -32600, Value::Null),
+        (b"\"x\"", -32600, Value::Null),
+        (b"{}", -32600, Value::Null),
+        (b"{\"jsonrpc\":\"2.0\"}", -32600, Value::Null),
+        (b"{\"jsonrpc\":\"1.0\",\"id\":71,\"method\":\"ping\"}", -32600, json!(71)),
+        (b"{\"jsonrpc\":\"2.0\",\"id\":{},\"method\":\"ping\"}", -32600, Value::Null),
+        (br#"{"jsonrpc":"2.0","id":72,"method":"tools/call","params":7}"#, -32602, json!(72)),
+        (br#"{"jsonrpc":"2.0","id":"s","method":"tools/call","params":{"name":7}}"#, -32602, json!("s")),
+        (br#"{"jsonrpc":"2.0","id":73,"method":"nothing/here"}"#, -32601, json!(73)),
+    ];
+    for (line, code, id) in lines {
+        client.send_line(line).await;
+        let reply = client.line().await;
+        let text = String::from_utf8_lossy(line);
+        assert_eq!((&reply["error"]["code"], &reply["id"]), (&json!(code), &id), "{text:.80}: {reply}");
+        assert!(reply.get("id").is_some(), "an error without an id has id null: {reply}");
+        still_works(&mut client).await;
+    }
+    for line in [&b""[..], b"   ", b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/unknown\",\"params\":7}"] {
+        let lines = client.seen.len();
+        client.send_line(line).await;
+        still_works(&mut client).await;
+        assert_eq!(client.seen.len(), lines + 1, "{}", String::from_utf8_lossy(line));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_of_the_protocol_have_the_codes_of_the_specification() {
+    for (version, missing) in [("2024-11-05", -32002), ("2025-11-25", -32002)] {
+        let mut client = Client::connect(Script::default(), |_| {}).await;
+        client.initialize(version).await;
+        for (method, params, code) in [
+            ("tools/call", json!({"name": "other"}), -32602),
+            ("tools/call", json!({}), -32602),
+            ("tools/call", json!({"name": "dllm_status", "arguments": []}), -32602),
+            ("prompts/get", json!({"name": "other"}), -32602),
+            ("prompts/get", json!({"name": "infill_code", "arguments": {"prefix": "a"}}), -32602),
+            ("resources/read", json!({"uri": "dllm://nothing"}), missing),
+            ("resources/read", json!({"uri": "file:///etc/passwd"}), missing),
+            ("resources/read", json!({"uri": "dllm://jobs/none"}), missing),
+            ("resources/read", json!({"uri": "dllm://models/none"}), missing),
+            ("resources/read", json!({}), -32602),
+            ("completion/complete", json!({"ref": 7}), -32602),
+            ("other/method", json!({}), -32601),
+        ] {
+            let id = client.request(method, params.clone()).await;
+            let reply = client.reply(id).await;
+            assert_eq!(reply["error"]["code"], code, "{version} {method} {params}: {reply}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn issue_3_wrong_types_are_errors_of_the_call() {
     let mut client = Client::start(Script::default()).await;

@@ -1,9 +1,15 @@
 //! Streamable HTTP: who may call, and what an operator reads who chose an address that cannot be used.
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::Script;
+use dllm_mcp::http::{self, Limits};
 
 fn command(state: &Path, address: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dllm-mcp"));
@@ -81,9 +87,23 @@ fn issue_3_callers_without_the_token_are_refused() {
 fn issue_3_pages_of_other_hosts_are_refused() {
     let service = Service::start("");
     assert_eq!(service.ask("POST", "/mcp", &[], HELLO).0, 200);
-    for evil in ["Host: evil.example", "Origin: http://evil.example", "Origin: null"] {
+    let port = service.address.rsplit(':').next().unwrap();
+    for evil in [
+        "Host: evil.example",
+        &format!("Host: localhost:{port}.evil.com"),
+        &format!("Host: localhost.evil.com:{port}"),
+        "Host: evil.example@localhost",
+        "Origin: http://evil.example",
+        "Origin: null",
+        "Origin: http://localhost.evil.com",
+        "Origin: http://localhost:3000.evil.com",
+        "Origin: http://localhost:3000@evil.com",
+        "Origin: http://localhost:3000\r\nOrigin: http://evil.example",
+    ] {
         assert_eq!(service.ask("POST", "/mcp", &[evil], HELLO).0, 403, "{evil}");
+        assert_eq!(service.ask("GET", "/health", &[evil], "").0, 403, "{evil}");
     }
+    assert_eq!(service.ask("POST", "/mcp", &[&format!("Host: localhost:{port}")], HELLO).0, 200);
     assert_eq!(service.ask("POST", "/mcp", &["Origin: http://localhost:3000"], HELLO).0, 200);
 }
 
@@ -108,4 +128,59 @@ fn issue_3_an_address_that_cannot_be_used_is_a_clear_sentence() {
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains(address) && said.contains(words), "{said}");
     }
+}
+
+/// A server in this process with small limits; its address.
+async fn limited(limits: Limits) -> (String, tempfile::TempDir) {
+    let state = tempfile::tempdir().unwrap();
+    let config = dllm_mcp::Config::in_folder(state.path());
+    let server = dllm_mcp::Server::new(config, std::sync::Arc::new(Script::default())).unwrap();
+    let listener = http::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(http::serve(server, listener, None, limits, std::future::pending()));
+    (address, state)
+}
+
+/// All that comes until the server hangs up, which it must.
+fn until_hung_up(mut stream: TcpStream) -> String {
+    stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    let mut reply = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut reply) {
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "it does not hang up: {error}");
+    }
+    String::from_utf8_lossy(&reply).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_say_nothing_or_little_are_closed() {
+    let (address, _state) = limited(Limits { read: Duration::from_millis(200), connections: 64 }).await;
+    let host = format!("Host: {address}");
+    for (said, status) in [
+        (String::new(), None),
+        ("GET /health HT".into(), None),
+        (format!("GET /health HTTP/1.1\r\n{host}\r\nX-Slow: "), None),
+        (format!("POST /mcp HTTP/1.1\r\n{host}\r\nContent-Length: 1000\r\n\r\n{{"), Some("HTTP/1.1 408")),
+        // Idle after a request.
+        (format!("GET /health HTTP/1.1\r\n{host}\r\n\r\n"), Some("HTTP/1.1 200")),
+    ] {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.write_all(said.as_bytes()).unwrap();
+        let reply = tokio::task::spawn_blocking(move || until_hung_up(stream)).await.unwrap();
+        assert!(status.is_none_or(|status| reply.starts_with(status)), "{said:?}: {reply:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_are_limited_and_a_place_comes_free() {
+    let (address, _state) = limited(Limits { read: Duration::from_secs(30), connections: 2 }).await;
+    let mut held: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let mut third = TcpStream::connect(&address).unwrap();
+    third
+        .write_all(format!("GET /health HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes())
+        .unwrap();
+    third.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    assert!(third.read(&mut [0]).is_err(), "it was served as the third of two");
+    held.pop();
+    let reply = tokio::task::spawn_blocking(move || until_hung_up(third)).await.unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply:?}");
 }

@@ -9,11 +9,12 @@ use serde_json::{Value, json};
 
 use super::generate::{drawn, format, max_tokens};
 use super::{Call, args};
-use crate::batch::{self, BatchRun, Existing, Input, Survey};
+use crate::batch::{self, BatchRun, Input, Survey};
 use crate::error::{Fault, Kind, Result};
 use crate::format::Format;
 use crate::item::{Recipe, Settings};
 use crate::jobs::Job;
+use crate::output::{self, Existing, Prepared};
 use crate::progress;
 use crate::reply::Reply;
 use crate::server::App;
@@ -111,7 +112,7 @@ fn submit(args: &Args, app: &App) -> Result<(Arc<Job>, Survey)> {
     }
     let busy = app.jobs.list().into_iter().find(|job| !job.view().state.ended() && job.output.as_ref() == Some(&path));
     if let Some(job) = busy {
-        return Err(Fault::argument("output_path", format!("job {} writes it", job.id)));
+        return Err(output::busy(&path, &format!("job {}", job.id)));
     }
     let survey_first = batch::survey(&input, &recipe, &HashSet::new())?;
     if survey_first.accepted == 0 {
@@ -121,11 +122,12 @@ fn submit(args: &Args, app: &App) -> Result<(Arc<Job>, Survey)> {
             .map_or("there are none".to_owned(), |reason| reason["why"].as_str().unwrap_or("").to_owned());
         return Err(Fault::argument("items", format!("none can be run: {why}")));
     }
-    let (output, done) = batch::open_output(&path, existing(args))?;
-    let survey = if done.is_empty() { survey_first } else { batch::survey(&input, &recipe, &done)? };
+    let output = Prepared::new(path.clone(), existing(args))?;
+    let mut survey =
+        if output.done().is_empty() { survey_first } else { batch::survey(&input, &recipe, output.done())? };
     let job = Job::batch(id, survey.accepted, path, format);
     job.skip(survey.skipped);
-    app.worker.submit_batch(BatchRun::new(Arc::clone(&job), &input, recipe, output, done)?)?;
+    app.worker.submit_batch(|| BatchRun::new(Arc::clone(&job), input, recipe, &mut survey, output))?;
     app.jobs.add(&job);
     Ok((job, survey))
 }

@@ -64,13 +64,14 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
     call.app.jobs.add(&job);
     let view = progress::wait(&job, wait, &call.cancel, call.notifier.as_ref(), &call.app.worker, true).await?;
     match (view.state, view.fault) {
-        (State::Done, _) => Ok(report(&job, &args.preset)),
+        (State::Done, _) => Ok(report(&job)),
         (State::Failed | State::Cancelled, Some(fault)) => Err(fault),
         _ => Ok(job::state(&job)),
     }
 }
 
-fn report(job: &Job, preset: &str) -> Reply {
+/// What a benchmark that is done has measured.
+pub(super) fn report(job: &Job) -> Reply {
     let answers: Vec<Answer> = job.results().into_iter().flatten().filter_map(Result::ok).collect();
     let view = job.view();
     let wall = view.started.zip(view.ended).map_or(0.0, |(start, end)| end.duration_since(start).as_secs_f64());
@@ -82,7 +83,9 @@ fn report(job: &Job, preset: &str) -> Reply {
         answers.iter().filter_map(|answer| answer.receipt["steps_per_canvas"].as_array()).flatten().collect();
     let mean = steps.iter().filter_map(|n| n.as_f64()).sum::<f64>() / steps.len().max(1) as f64;
     let data = json!({
-        "preset": preset,
+        "job_id": job.id.to_string(),
+        "state": view.state.name(),
+        "preset": if view.total == 1 { "quick" } else { "standard" },
         "requests": answers.len(),
         "tokens": tokens,
         "seconds": wall,

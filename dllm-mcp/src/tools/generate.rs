@@ -181,7 +181,8 @@ fn answers(job: &Job) -> Reply {
         data.insert("frames_per_canvas".into(), frames);
     }
     if results.len() > 1 {
-        let candidates: Vec<Value> = results.iter().flatten().map(|result| candidate(job, result)).collect();
+        let candidates: Vec<Value> =
+            results.iter().enumerate().filter_map(|(n, result)| Some(candidate(job, n, result.as_ref()?))).collect();
         data.insert("candidates".into(), Value::Array(candidates));
     }
     let long = good.iter().map(|answer| answer.text.len()).sum::<usize>() > 12 * 1024;
@@ -212,13 +213,15 @@ pub(super) fn answer_data(job: &Job, answer: &Answer) -> Map<String, Value> {
     data
 }
 
-fn candidate(job: &Job, result: &Result<Answer>) -> Value {
-    match result {
-        Ok(answer) => {
-            let mut data = answer_data(job, answer);
-            data.remove("receipt");
-            Value::Object(data)
+/// A candidate by its number, counted from 0: it and the seed, which all share, make the answer again.
+fn candidate(job: &Job, n: usize, result: &Result<Answer>) -> Value {
+    let mut data = match result {
+        Ok(answer) => answer_data(job, answer),
+        Err(fault) => {
+            Map::from_iter([("error".to_owned(), fault.json()), ("message".to_owned(), json!(fault.message))])
         }
-        Err(fault) => json!({"error": fault.json(), "message": fault.message}),
-    }
+    };
+    data.remove("receipt");
+    data.insert("candidate".into(), json!(n));
+    Value::Object(data)
 }

@@ -8,11 +8,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::generate::{answer_data, told, wait_s};
-use super::{Call, args};
-use crate::batch;
+use super::{Call, args, benchmark};
 use crate::error::{Fault, Kind, Result};
 use crate::item::in_range;
-use crate::jobs::{Job, Task};
+use crate::jobs::{Job, State, Task};
+use crate::output;
 use crate::progress;
 use crate::reply::Reply;
 use crate::server::App;
@@ -56,23 +56,23 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
     in_range("limit", args.limit, 1, 200)?;
     let (app, limit) = (&call.app, args.limit as usize);
     match args.operation.as_str() {
-        "get" => Ok(state(&*app.jobs.get(&args.job_id)?)),
-        "wait" => {
-            let (job, wait) = (app.jobs.get(&args.job_id)?, args::wait(args.wait_s)?);
-            progress::wait(&job, wait, &call.cancel, call.notifier.as_ref(), &app.worker, false).await?;
-            match job.task {
-                Task::Generate | Task::Infill => told(&job),
+        "get" => {
+            let job = look(app, &args.job_id)?;
+            match (job.task, job.view().state) {
+                (Task::Benchmark, State::Done) => Ok(benchmark::report(&job)),
                 _ => Ok(state(&job)),
             }
         }
-        "cancel" => {
-            let job = app.jobs.get(&args.job_id)?;
-            job.cancel.cancel();
-            app.worker.nudge();
-            // The engine ends it at its next denoising step.
-            job.wait(std::time::Duration::from_secs(1)).await;
-            Ok(state(&job))
+        "wait" => {
+            let (job, wait) = (look(app, &args.job_id)?, args::wait(args.wait_s)?);
+            let view = progress::wait(&job, wait, &call.cancel, call.notifier.as_ref(), &app.worker, false).await?;
+            match (job.task, view.state) {
+                (Task::Generate | Task::Infill, _) => told(&job),
+                (Task::Benchmark, State::Done) => Ok(benchmark::report(&job)),
+                _ => Ok(state(&job)),
+            }
         }
+        "cancel" => cancel(app, &look(app, &args.job_id)?).await,
         "list" => list(app, &args.cursor, limit),
         "results" => {
             let (app, id, cursor) = (Arc::clone(app), args.job_id, args.cursor);
@@ -81,6 +81,36 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
         }
         other => Err(Fault::argument("operation", format!("{other:?} is none of get, wait, cancel, list, results"))),
     }
+}
+
+/// A job. One whose time is over is ended by the look at it: the engine's thread may be busy with a load.
+fn look(app: &App, id: &str) -> Result<Arc<Job>> {
+    let job = app.jobs.get(id)?;
+    if job.over().is_some() {
+        app.worker.nudge();
+    }
+    Ok(job)
+}
+
+async fn cancel(app: &App, job: &Arc<Job>) -> Result<Reply> {
+    if job.view().state.ended() {
+        let reply = state(job);
+        return Ok(Reply { message: format!("it had ended before: {}", reply.message), ..reply });
+    }
+    if job.task == Task::Model {
+        if !app.worker.withdraw(job) && !job.view().state.ended() {
+            let why = "a change of the model that has begun cannot be interrupted: the file is being read in one go";
+            return Err(Fault::argument("operation", why).advise(
+                "dllm_job operation=wait tells its end; dllm_models operation=unload gives the memory back afterwards",
+            ));
+        }
+        return Ok(state(job));
+    }
+    job.cancel.cancel();
+    app.worker.nudge();
+    // The engine ends it at its next denoising step.
+    job.wait(std::time::Duration::from_secs(1)).await;
+    Ok(state(job))
 }
 
 pub(super) fn state(job: &Job) -> Reply {
@@ -115,7 +145,18 @@ pub fn results(app: &App, id: &str, cursor: &str, limit: usize) -> Result<Reply>
     match app.jobs.get(id) {
         Ok(job) => match &job.output {
             Some(path) => file_page(path.clone(), cursor, limit, !job.view().state.ended()),
-            None => answer_page(&job, cursor),
+            None => match (job.task, job.view().state) {
+                (Task::Model, _) => Err(Fault::argument("operation", "a load or unload has no results")
+                    .advise("dllm_job operation=get tells its state, dllm_status what is loaded")),
+                (Task::Benchmark, State::Done) => {
+                    Ok(Reply::new("the report", json!({"results": [benchmark::report(&job).data]})))
+                }
+                (Task::Benchmark, _) if !job.view().state.ended() => Ok(Reply::new(
+                    "not done yet; the report comes at the end",
+                    json!({"results": [], "nextCursor": ""}),
+                )),
+                _ => answer_page(&job, cursor),
+            },
         },
         Err(fault) => {
             let file = uuid::Uuid::try_parse(id).ok().map(|id| app.results_file(id)).filter(|file| file.is_file());
@@ -126,7 +167,7 @@ pub fn results(app: &App, id: &str, cursor: &str, limit: usize) -> Result<Reply>
 
 fn file_page(path: PathBuf, cursor: &str, limit: usize, grows: bool) -> Result<Reply> {
     let start = if cursor.is_empty() { 0 } else { cursor.parse().map_err(|_| bad_cursor(cursor))? };
-    let (items, end, more) = batch::page(&path, start, limit, PAGE)?;
+    let (items, end, more) = output::page(&path, start, limit, PAGE)?;
     let message = format!(
         "{} results{}",
         items.len(),
@@ -152,8 +193,9 @@ fn answer_page(job: &Job, cursor: &str) -> Result<Reply> {
     let Some(slot) = all.get(part) else { return Err(bad_cursor(cursor)) };
     let mut next = (part + 1 < all.len()).then(|| format!("{}.0", part + 1));
     let entry = match slot {
+        None if job.view().state.ended() => return Ok(Reply::new("there is no more", json!({"results": []}))),
         None => return Ok(Reply::new("not done yet", json!({"results": [], "nextCursor": format!("{part}.{start}")}))),
-        Some(Err(fault)) => json!({"ok": false, "message": fault.message, "error": fault.json()}),
+        Some(Err(fault)) => json!({"candidate": part, "ok": false, "message": fault.message, "error": fault.json()}),
         Some(Ok(answer)) => {
             let rest = answer.text.get(start..).ok_or_else(|| bad_cursor(cursor))?;
             let end = (0..=rest.len().min(CHUNK)).rev().find(|&at| rest.is_char_boundary(at)).unwrap_or(0);
@@ -165,6 +207,7 @@ fn answer_page(job: &Job, cursor: &str) -> Result<Reply> {
             data.remove("json");
             data.insert("text".into(), json!(rest.get(..end).unwrap_or("")));
             data.insert("ok".into(), json!(true));
+            data.insert("candidate".into(), json!(part));
             Value::Object(data)
         }
     };

@@ -42,6 +42,8 @@ pub(super) fn run(_: Args, call: &Call) -> Result<Reply> {
         Engine::Failed(fault) => format!("the last load failed: {fault}"),
         Engine::Unloaded => format!("nothing is loaded; the first request loads {}", app.host.default_model()),
     };
+    let problems = app.host.problems();
+    let message = std::iter::once(message).chain(problems.iter().cloned()).collect::<Vec<_>>().join("; ");
     let data = json!({
         "state": engine.json(),
         "model": model,
@@ -49,6 +51,7 @@ pub(super) fn run(_: Args, call: &Call) -> Result<Reply> {
         "memory": app.host.memory(),
         "queue": {"waiting": waiting, "capacity": app.config.queue, "batches": batches, "running": running},
         "jobs": jobs,
+        "problems": problems,
         "config": config(app),
     });
     Ok(Reply::new(message, data))

@@ -21,6 +21,8 @@ pub struct Script {
     pub load_fault: Option<Fault>,
     pub step: Duration,
     pub steps: u64,
+    /// Whether asking for the models panics.
+    pub no_models: bool,
     pub log: Arc<Log>,
 }
 
@@ -35,7 +37,7 @@ pub struct Log {
 impl Default for Script {
     fn default() -> Self {
         let (load, step) = (Duration::ZERO, Duration::from_millis(1));
-        Self { lanes: 4, load, load_fault: None, step, steps: 4, log: Arc::default() }
+        Self { lanes: 4, load, load_fault: None, step, steps: 4, no_models: false, log: Arc::default() }
     }
 }
 
@@ -49,6 +51,7 @@ impl Host for Script {
     }
 
     fn models(&self) -> Vec<ModelCard> {
+        assert!(!self.no_models, "injected");
         let card = |id: &str| ModelCard {
             id: id.into(),
             path: String::new(),
@@ -224,7 +227,8 @@ impl Client {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let serving = server.clone();
         tokio::spawn(async move {
-            if let Ok(running) = serving.serve(tokio::io::split(theirs)).await {
+            let (read, write) = tokio::io::split(theirs);
+            if let Ok(running) = serving.serve(dllm_mcp::lines::Lines::new(read, write)).await {
                 let _ = running.waiting().await;
             }
         });

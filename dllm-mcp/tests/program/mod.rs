@@ -18,7 +18,11 @@ pub struct Program {
 
 impl Program {
     pub fn start(state: &Path, arguments: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dllm-mcp"));
+        Self::launch(Command::new(env!("CARGO_BIN_EXE_dllm-mcp")), state, arguments)
+    }
+
+    /// Starts it by a command that hands its arguments on.
+    pub fn launch(mut command: Command, state: &Path, arguments: &[&str]) -> Self {
         // Almost no environment, as SDK hosts do.
         command.env_clear().args(arguments).arg("--state-dir").arg(state).args(["--threads", "1"]);
         for name in ["SystemRoot", "PATH"] {
