@@ -27,6 +27,11 @@ pub(crate) trait NodeOp: Send + Sync {
         false
     }
 
+    /// Why the device form cannot do this op's sizes, if it cannot.
+    fn refusal(&self) -> Option<String> {
+        None
+    }
+
     /// Enqueues the whole node on a CUDA stream; no waiting, no allocation, so that it can be captured. Returns 0 or CUDA's
     /// error number.
     ///
@@ -157,6 +162,14 @@ impl Graph {
     pub fn expand(&self, node: Tensor<'_>) {
         // SAFETY: graph and node are alive and of the same context.
         unsafe { sys::ggml_build_forward_expand(self.raw.as_ptr(), node.raw()) };
+    }
+
+    /// Asks every custom op for what it cannot do, before anything is computed.
+    pub fn check(&self) -> Result<()> {
+        match self.slots.borrow().iter().find_map(|slot| slot.op.refusal()) {
+            None => Ok(()),
+            Some(why) => Err(Error::Backend(format!("{why}; run this model on the device CPU"))),
+        }
     }
 
     pub fn nodes(&self) -> usize {
