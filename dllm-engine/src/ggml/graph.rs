@@ -278,3 +278,26 @@ impl Drop for Allocator {
         unsafe { sys::ggml_gallocr_free(self.raw.as_ptr()) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Refusing(bool);
+
+    impl NodeOp for Refusing {
+        fn refusal(&self) -> Option<String> {
+            self.0.then(|| "kernel geglu cannot do width 6".into())
+        }
+    }
+
+    #[test]
+    fn a_graph_says_what_its_ops_cannot_do_before_it_runs() {
+        let graph = Graph::new(8).unwrap();
+        graph.own(Refusing(false));
+        assert!(graph.check().is_ok());
+        graph.own(Refusing(true));
+        let why = graph.check().unwrap_err().to_string();
+        assert!(why.ends_with("kernel geglu cannot do width 6; run this model on the device CPU"), "{why}");
+    }
+}

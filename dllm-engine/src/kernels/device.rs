@@ -399,3 +399,20 @@ device_op! {
         s, n.src(0), number(o.table), n.src(1), n.src(2), o.cap, n.src(3), o.rows, o.vocab, o.hidden, 1.0, n.dst(o.probs),
         n.dst(o.piece), n.dst(0), n.dst(o.scratch))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Product;
+
+    #[test]
+    fn a_product_takes_rows_of_its_own_inner_dimension_only() {
+        // Q4_0 of 96 columns is expanded to F16 and padded to 128; in halves it stays 96.
+        let padded = Product { k: 128, parts: vec![(Some(1), 64), (Some(1), 32)] };
+        let why = padded.contract(256, 96).unwrap_err();
+        assert_eq!(why, "kernel qmm cannot do input rows of 96: it must be the matrix's inner dimension, 128");
+        assert_eq!(padded.contract(256, 128), Ok(()));
+        let halves = Product { k: 96, parts: vec![(None, 96)] };
+        assert_eq!(halves.contract(256, 96), Ok(()));
+        assert!(Product { k: 96, ..padded }.contract(256, 96).is_err(), "blocks of 96 columns do not exist");
+    }
+}
