@@ -126,6 +126,8 @@ DLLM_API int dllm_dense_soft_embed(void* stream, const void* table, int table_ty
                                    float cap, const uint32_t* stats, int rows, int vocab, int hidden, float scale,
                                    void* probs, void* piece, float* out, void* scratch) {
     if (rows < 1 || rows > 65535 || vocab < 8 || vocab % 8 != 0 || hidden < 8 || !scratch) return cudaErrorInvalidValue;
+    // before the first launch: what is refused enqueues nothing
+    if (table_type != DLLM_F16 && dllm_repack_bytes(table_type, vocab, hidden) == 0) return cudaErrorInvalidValue;
     const cudaStream_t s = static_cast<cudaStream_t>(stream);
     const dim3 grid((vocab / 4 + THREADS - 1) / THREADS, rows);
     probs_kernel<<<grid, THREADS, 0, s>>>(logits, vocab, temp, cap, stats, static_cast<__half*>(probs));
@@ -136,7 +138,6 @@ DLLM_API int dllm_dense_soft_embed(void* stream, const void* table, int table_ty
         return product(s, CUBLAS_OP_N, table, hidden, probs, rows, vocab, hidden, vocab, alpha, 0.0f, out, CUDA_R_32F,
                        scratch);
     const int64_t row_bytes = dllm_file_row_bytes(table_type, hidden);
-    if (row_bytes == 0) return cudaErrorInvalidValue;
     for (int at = 0; at < vocab; at += PIECE) {
         const int here = vocab - at < PIECE ? vocab - at : PIECE;
         const char* blocks = static_cast<const char*>(table) + at * row_bytes;

@@ -11,7 +11,7 @@ __device__ __forceinline__ void scan_chunk(const T* __restrict__ row, int first,
                                            float* gmax) {
     constexpr int N = Vec<T>::N, V = 16 / N;
     const int lane = threadIdx.x & 31;
-    float top = LOWEST, m2 = sc.z(LOWEST), am = sc.a - m2, s = 0.f, sz = 0.f, bad = 0.f;
+    float top = LOWEST, low = 0.f, m2 = sc.z(LOWEST), am = sc.a - m2, s = 0.f, sz = 0.f, bad = 0.f;
     unsigned id = 0xffffffffu;
 
 #pragma unroll 2
@@ -26,7 +26,7 @@ __device__ __forceinline__ void scan_chunk(const T* __restrict__ row, int first,
         for (int j = 0; j < V; j++)
             if (WHOLE || base + j * 32 * N < vocab)
 #pragma unroll
-                for (int e = 0; e < N; e++) bmax = fmaxf(bmax, x[j][e]);
+                for (int e = 0; e < N; e++) bmax = fmaxf(bmax, x[j][e]), low = fminf(low, x[j][e]);
         if (bmax > top) {  // a few times per lane only
             const float m2n = sc.z(bmax), f = exp2_fast(m2 - m2n);
             sz = f * fmaf(m2 - m2n, s, sz);
@@ -59,7 +59,7 @@ __device__ __forceinline__ void scan_chunk(const T* __restrict__ row, int first,
     sz = warp_sum(f * fmaf(m2 - m2w, s, sz));
     s = warp_sum(s * f);
     const unsigned best = __reduce_min_sync(FULL, top == x ? id : 0xffffffffu);
-    const bool any_bad = __any_sync(FULL, !(bad == 0.f) || x > -LOWEST);
+    const bool any_bad = __any_sync(FULL, !(bad == 0.f) || x > -LOWEST || low < LOWEST);
     if (lane == 0) *part = Part{x, any_bad ? __int_as_float(0x7fffffff) : s, sz, best};
 }
 

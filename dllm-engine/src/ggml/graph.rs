@@ -32,6 +32,11 @@ pub(crate) trait NodeOp: Send + Sync {
         false
     }
 
+    /// Why the device form cannot do this op's sizes, if it cannot.
+    fn refusal(&self) -> Option<String> {
+        None
+    }
+
     /// Enqueues the whole node on a CUDA stream; no waiting, no allocation, so that it can be captured. Returns 0 or CUDA's
     /// error number.
     ///
@@ -191,6 +196,14 @@ impl Graph {
         format!("{} {part}", node.op_name())
     }
 
+    /// Asks every custom op for what it cannot do, before anything is computed.
+    pub fn check(&self) -> Result<()> {
+        match self.slots.borrow().iter().find_map(|slot| slot.op.refusal()) {
+            None => Ok(()),
+            Some(why) => Err(Error::Backend(format!("{why}; run this model on the device CPU"))),
+        }
+    }
+
     pub fn nodes(&self) -> usize {
         // SAFETY: the graph is alive.
         unsafe { sys::ggml_graph_n_nodes(self.raw.as_ptr()) as usize }
@@ -295,5 +308,28 @@ impl Drop for Allocator {
     fn drop(&mut self) {
         // SAFETY: owned by us, freed once.
         unsafe { sys::ggml_gallocr_free(self.raw.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Refusing(bool);
+
+    impl NodeOp for Refusing {
+        fn refusal(&self) -> Option<String> {
+            self.0.then(|| "kernel geglu cannot do width 6".into())
+        }
+    }
+
+    #[test]
+    fn a_graph_says_what_its_ops_cannot_do_before_it_runs() {
+        let graph = Graph::new(8).unwrap();
+        graph.own(Refusing(false));
+        assert!(graph.check().is_ok());
+        graph.own(Refusing(true));
+        let why = graph.check().unwrap_err().to_string();
+        assert!(why.ends_with("kernel geglu cannot do width 6; run this model on the device CPU"), "{why}");
     }
 }

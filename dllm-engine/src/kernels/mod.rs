@@ -4,12 +4,16 @@
 //! This is one of the three rooms that may use `unsafe`: ops read and write tensors through raw pointers.
 #![allow(unsafe_code)]
 
+mod contract;
 pub(crate) mod device;
 mod geglu;
 pub(crate) mod library;
 pub mod position_stats;
 mod soft_embed;
 mod stats_op;
+#[cfg(any(test, feature = "kernel-tests"))]
+#[doc(hidden)]
+pub mod twins;
 
 pub(crate) use geglu::ExactGeglu;
 pub(crate) use soft_embed::SoftEmbed;

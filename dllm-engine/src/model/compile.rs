@@ -106,6 +106,7 @@ pub(super) fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tap
         graph.expand(cx.copy(soft, pass.inputs.soft));
         stats_handle = Some(stats.handle());
     }
+    graph.check()?;
     let taps = pass.taps.map(RefCell::into_inner).unwrap_or_default();
     Ok(Compiled { key, stats: stats_handle, taps, inputs, graph })
 }

@@ -145,7 +145,8 @@ impl<'p, 'c> DevicePass<'p, 'c> {
         let mut sections = Sections::default();
         sections.add(self.bytes(GgmlType::F32, n));
         let scratch = sections.add(GEMM_SCRATCH);
-        let op = op::DenseProduct { kernels: self.kernels, product, rows: self.rows(), scratch };
+        let width = x.shape()[0] as i32;
+        let op = op::DenseProduct { kernels: self.kernels, product, rows: self.rows(), width, scratch };
         let args: Vec<_> = std::iter::once(x).chain(matrices).collect();
         self.part(self.block(op, &sections, &args), GgmlType::F32, n, 0)
     }

@@ -137,7 +137,6 @@ fn a_device_that_is_not_there() {
     refused(&["plan", "--device", "CPU,CPU"], &["bad device", "\"CPU,CPU\"", "GPUs only"]);
     refused(&["plan", "--device", "CPU", "--host-experts", "2"], &["bad offload", "needs a GPU"]);
     refused(&["plan", "--device", "CPU", "--host-layers", "2"], &["bad offload", "needs a GPU"]);
-    refused(&["plan", "--host-layers", "2", "--host-experts", "2"], &["cannot be used with"]);
 }
 
 /// The commands that read a model, with one at `path`.
