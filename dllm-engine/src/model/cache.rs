@@ -223,12 +223,14 @@ impl Cache {
     }
 
     /// Positions below `len` that a layer still holds.
+    #[cfg(feature = "cli")]
     pub fn held(&self, layer: usize, lane: usize, len: usize) -> std::ops::Range<usize> {
         let slots = self.slots[usize::from(self.is_ring(layer))];
         self.fills[lane].written.saturating_sub(slots).min(len)..len
     }
 
     /// Reads keys (0) or values (1) of a layer at a position, as F32, [kv heads * head].
+    #[cfg(any(test, feature = "cli"))]
     pub fn read(&self, layer: usize, which: usize, lane: usize, position: usize) -> Result<Vec<f32>> {
         let t = self.tensors(layer)[which];
         let row = t.strides()[1];

@@ -21,6 +21,7 @@ use crate::params::Level;
 pub(super) struct Compiled {
     pub(super) key: PassKey,
     pub(super) stats: Option<Handle>,
+    #[cfg_attr(not(feature = "cli"), allow(dead_code))] // only parity looks at them
     pub(super) taps: Vec<(String, Handle)>,
     pub(super) inputs: InputTensors,
     pub(super) graph: Graph,
@@ -98,7 +99,7 @@ pub(super) fn compile(parts: &Parts<'_>, key: PassKey, inputs: InputTensors, tap
     } else {
         let decoded = family.decode(&pass)?;
         pass.tap("logits", decoded.logits);
-        let sampling = Sampling { weights, softcap, kernels: config.kernels, level: config.level };
+        let sampling = Sampling { weights, softcap, kernels: config.sampling, level: config.level };
         let (temperature, uniform) = (inputs.temperature(), inputs.uniform());
         let (stats, soft) = sample(&sampling, &graph, decoded.logits, temperature, uniform, decoded.table);
         graph.expand(cx.named(stats, "position_stats").mark_output());

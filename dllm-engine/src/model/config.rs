@@ -39,6 +39,8 @@ pub(super) struct Config {
     pub(super) placement: Placement,
     /// The CUDA kernels, on a device that runs these.
     pub(super) kernels: Option<&'static Kernels>,
+    /// The same for sampling alone, which a composed pass on a CUDA device does with them, too.
+    pub(super) sampling: Option<&'static Kernels>,
 }
 
 impl Config {
@@ -81,14 +83,15 @@ impl Config {
         if in_parts && on_cpu {
             return Err(Error::argument("offload", "a part in the host's memory needs a GPU for the rest: name one"));
         }
-        let kernels = if !in_parts && device.runs_custom_nodes() { Some(Kernels::get()?) } else { None };
+        let sampling = if device.runs_custom_nodes() { Some(Kernels::get()?) } else { None };
+        let kernels = sampling.filter(|_| !in_parts);
         let placement = match on_cpu || kernels.is_some() {
             true => Placement::whole(device, family.cache_layers().len()),
-            false => Placement::composed(&chosen, file, family, params.offload)?,
+            false => Placement::composed(&chosen, file, family, params.offload, sampling.is_some())?,
         };
-        match (params.level, kernels) {
+        match (params.level, sampling) {
             (Level::TopK, None) => {
-                let why = "topk needs a model that is whole on one CUDA device: take fused";
+                let why = "topk needs a CUDA device; `fused` gathers only the likely tokens on the CPU as well";
                 return Err(Error::argument("level", why));
             }
             (Level::Reference, _) if !on_cpu => {
@@ -96,6 +99,10 @@ impl Config {
                 return Err(Error::argument("level", why));
             }
             _ => {}
+        }
+        if params.dense != Dense::Auto && kernels.is_none() {
+            let why = "only a model that is whole on a CUDA device has a choice: leave dense at auto";
+            return Err(Error::argument("dense", why));
         }
         let kv = match params.kv {
             KvType::Auto if on_cpu => KvType::F32,
@@ -127,13 +134,15 @@ impl Config {
             device,
             placement,
             kernels,
+            sampling,
         })
     }
 
     /// The same with the experts of the first `layers` layers in the host's memory.
     pub(super) fn with_host_experts(&self, file: &Gguf, family: &dyn Family, layers: usize) -> Result<Self> {
         let offload = Offload::HostExperts(layers);
-        let placement = Placement::composed(self.placement.devices(), file, family, offload)?;
+        let samples = self.sampling.is_some();
+        let placement = Placement::composed(self.placement.devices(), file, family, offload, samples)?;
         Ok(Self { placement, kernels: None, ..self.clone() })
     }
 
@@ -189,8 +198,9 @@ pub(super) fn choose(file: &Arc<Gguf>, family: &dyn Family, params: &EngineParam
         config.dense = Dense::Quantized;
         plan = measure(file, family, &config)?;
     }
-    let may_offload = params.offload == Offload::Auto && config.device.kind() == DeviceKind::Gpu;
-    if may_offload && !plan.fits() && params.level == Level::Fused {
+    // What was asked for by name and only whole passes have is not given up for room.
+    let nothing_asked = params.offload == Offload::Auto && params.dense == Dense::Auto;
+    if nothing_asked && config.device.kind() == DeviceKind::Gpu && !plan.fits() {
         // The fewest layers that make room: more of them are never more on the GPU.
         let (mut low, mut high) = (1, family.cache_layers().len());
         while low <= high {

@@ -54,7 +54,7 @@ impl Network {
             let sampling = Sampling {
                 weights: &self.weights,
                 softcap: None,
-                kernels: self.config.kernels,
+                kernels: self.config.sampling,
                 level: self.config.level,
             };
             let (_, soft) = sample(&sampling, &graph, given, temperatures, uniform, table);

@@ -452,7 +452,7 @@ mod tests {
         for offload in [Offload::Whole, Offload::HostExperts(3), Offload::HostLayers(5)] {
             let family = family::load(&file).unwrap();
             let (mut config, _) = choose(&file, family.as_ref(), &params).unwrap();
-            config.placement = Placement::composed(&[cpu], &file, family.as_ref(), offload).unwrap();
+            config.placement = Placement::composed(&[cpu], &file, family.as_ref(), offload, false).unwrap();
             let plan = measure(&file, family.as_ref(), &config).unwrap();
             assert!(plan.placement.as_ref().unwrap().contains("sampling on CPU"), "{plan:?}");
             assert!(plan.compute > 0 && plan.cache > 0, "{plan:?}");

@@ -22,19 +22,35 @@ pub(crate) struct Placement {
     /// So many first layers keep their experts in the host's memory.
     host_experts: usize,
     composed: bool,
+    /// Whether the main device samples canvases, so that logits stay there.
+    samples: bool,
 }
 
 impl Placement {
     /// All on `device`, as one pass.
     pub(crate) fn whole(device: Device, layers: usize) -> Self {
-        Self { devices: vec![device], cpu: None, layers: vec![device; layers], host_experts: 0, composed: false }
+        Self {
+            devices: vec![device],
+            cpu: None,
+            layers: vec![device; layers],
+            host_experts: 0,
+            composed: false,
+            samples: true,
+        }
     }
 
-    /// Over GPUs by layer, in the order given and in proportion to their free memory, and the host.
+    /// Over GPUs by layer, in the order given and in proportion to their free memory, and the host. `samples`: the first GPU
+    /// has the kernels for sampling.
     ///
     /// # Errors
     /// `BadArgument` for more layers than there are, `NoDevice` without a CPU backend.
-    pub(crate) fn composed(gpus: &[Device], file: &Gguf, family: &dyn Family, offload: Offload) -> Result<Self> {
+    pub(crate) fn composed(
+        gpus: &[Device],
+        file: &Gguf,
+        family: &dyn Family,
+        offload: Offload,
+        samples: bool,
+    ) -> Result<Self> {
         let cpu = devices()
             .into_iter()
             .find(|d| d.kind() == DeviceKind::Cpu)
@@ -54,12 +70,17 @@ impl Placement {
         }
         let mut layers = vec![cpu; host_layers];
         layers.extend(spread(gpus, &layer_bytes(file, count)[host_layers..]));
-        Ok(Self { devices: gpus.to_vec(), cpu: Some(cpu), layers, host_experts, composed: true })
+        Ok(Self { devices: gpus.to_vec(), cpu: Some(cpu), layers, host_experts, composed: true, samples })
     }
 
     /// Whether passes are composed of stock ops.
     pub(crate) fn is_composed(&self) -> bool {
         self.composed
+    }
+
+    /// Whether the main device samples; else the host does.
+    pub(crate) fn samples_on_main(&self) -> bool {
+        self.samples
     }
 
     /// The device that has what belongs to no layer.
@@ -113,7 +134,8 @@ impl Placement {
         if self.host_experts > 0 {
             parts.push(format!("experts of {} of them in the host's memory", self.host_experts));
         }
-        parts.push(format!("embedding table and sampling on {}", cpu.name()));
+        let sampling = if self.samples { self.main() } else { cpu };
+        parts.push(format!("embedding table on {}, sampling on {}", cpu.name(), sampling.name()));
         Some(parts.join(", "))
     }
 }

@@ -41,6 +41,8 @@ pub(super) fn sample<'c>(
         let soft = soft.node(cx, GgmlType::F32, [hidden, rows, 1, 1], &[table, logits, temperature, stats]);
         return (stats, soft);
     };
+    // A composed pass has the table in the host's memory and a copy here.
+    let table = [SOFT_TABLE, HEAD].into_iter().find_map(|name| s.weights.get(name)).unwrap_or(table);
     let (r, v, h) = (rows as i32, vocab as i32, hidden as i32);
     let cap = s.softcap.unwrap_or(0.0);
     let mut sections = Sections::default();

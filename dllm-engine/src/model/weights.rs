@@ -8,7 +8,7 @@ use crate::ggml::{Buffer, Device, DeviceKind, GgmlType, Handle, Store, Tensor, d
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::library::Kernels;
 use crate::model::placement::Placement;
-use crate::model::repack::{self, Form, HEAD, Repacked, RepackedPart, Repacker};
+use crate::model::repack::{self, Form, HEAD, Repacked, RepackedPart, Repacker, SOFT_TABLE};
 use crate::params::{Dense, Level};
 
 /// Up to so many bytes of weights, every value is checked to be a number at load.
@@ -136,9 +136,13 @@ impl Weights {
             let Some(info) = find(&weights.file, spec)?.cloned() else { continue };
             let expand = info.ty != GgmlType::F32 && (spec.role == Role::Vector || level == Level::Reference);
             weights.place(&spec.name, &info, placement.of(spec), expand);
-            // The LM head is a product over the whole vocabulary, the look-up of a few rows is not.
-            if spec.role == (Role::Table { head: true }) && placement.of(spec) != placement.main() {
-                weights.place(HEAD, &info, placement.main(), expand);
+            // The look-up of a few rows is little work; the LM head and the soft embedding go over the whole vocabulary.
+            if let Role::Table { head } = spec.role
+                && placement.of(spec) != placement.main()
+                && (head || placement.samples_on_main())
+            {
+                let copy = if head { HEAD } else { SOFT_TABLE };
+                weights.place(copy, &info, placement.main(), expand);
             }
         }
         Ok(weights)
@@ -149,7 +153,7 @@ impl Weights {
         let ty = if expand { GgmlType::F32 } else { info.ty };
         // ggml's CPU backend computes on the mapped file; other devices need a copy. ggml wants 32-byte alignment; the format
         // only promises the file's own.
-        let mapped = device.kind() == DeviceKind::Cpu && !expand && info.offset % 32 == 0;
+        let mapped = device.kind() == DeviceKind::Cpu && !expand && info.offset.is_multiple_of(32);
         let context = self.store.context(device);
         let tensor = context.named(context.new_tensor(ty, &info.shape.map(|n| n as usize)[..3]), name);
         self.bytes.push((device, mapped, tensor.bytes() as u64));

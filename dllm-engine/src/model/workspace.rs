@@ -60,6 +60,12 @@ pub(super) fn refuse_foreign_nodes(config: &Config, graph: &Graph) -> Result<()>
     for device in config.placement.devices().iter().filter(|d| d.kind() != DeviceKind::Cpu) {
         for node in (0..graph.nodes()).map(|i| graph.node(i)) {
             let bound = !config.placement.is_composed() || node.writes_in_place();
+            // Its halves would have to be transposed inside of blocks, which ggml ends the process for.
+            if node.op_name() == "CONT" && node.ty().block_size() > 1 {
+                let why =
+                    format!("{} has no attention over {} here: leave kv at auto", device.name(), node.ty().name());
+                return Err(Error::argument("kv", why));
+            }
             if bound && !device.supports(node) {
                 return Err(Error::Backend(format!("{} cannot run {}, node {node:?}", device.name(), node.op_name())));
             }

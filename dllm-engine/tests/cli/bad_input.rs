@@ -136,6 +136,7 @@ fn a_device_that_is_not_there() {
     refused(&["plan", "--device", ""], &["no device \"\"", "CPU"]);
     refused(&["plan", "--device", "CPU,CPU"], &["bad device", "\"CPU,CPU\"", "GPUs only"]);
     refused(&["plan", "--device", "CPU", "--host-experts", "2"], &["bad offload", "needs a GPU"]);
+    refused(&["plan", "--device", "CPU", "--dense", "half"], &["bad dense", "CUDA", "auto"]);
     refused(&["plan", "--device", "CPU", "--host-layers", "2"], &["bad offload", "needs a GPU"]);
 }
 
