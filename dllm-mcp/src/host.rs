@@ -192,7 +192,7 @@ impl Host for EngineHost {
 struct EngineBackend {
     models: Models,
     memory: Arc<Mutex<Option<Memory>>>,
-    loaded: Option<(Engine, DeviceLock)>,
+    loaded: Option<(Engine, Vec<DeviceLock>)>,
     /// What runs on each lane.
     running: Vec<Option<Running>>,
 }
@@ -221,7 +221,10 @@ impl Backend for EngineBackend {
         self.unload();
         let params = self.models.params(self.models.source(id)?);
         let plan = Engine::plan(&params).map_err(load_fault)?;
-        let lock = DeviceLock::take(&self.models.locks, &plan.device)?;
+        // Of a model over several GPUs each; the host's memory beside a GPU is nobody's alone.
+        let beside = plan.beside.iter().map(|part| &part.device).filter(|device| *device != "CPU");
+        let devices = std::iter::once(&plan.device).chain(beside);
+        let locks = devices.map(|device| DeviceLock::take(&self.models.locks, device)).collect::<Result<Vec<_>>>()?;
         let engine = Engine::load_with(params, progress).map_err(load_fault)?;
         let info = engine.info();
         let used = engine.device_bytes();
@@ -238,7 +241,7 @@ impl Backend for EngineBackend {
             details: serde_json::to_value(info).unwrap_or(Value::Null),
         };
         self.running = (0..info.lanes).map(|_| None).collect();
-        self.loaded = Some((engine, lock));
+        self.loaded = Some((engine, locks));
         Ok(loaded)
     }
 
