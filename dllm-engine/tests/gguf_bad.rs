@@ -143,7 +143,7 @@ fn missing_keys_and_wrong_types_are_named() {
     }
     says(meta.u32("a.block_count"), "bad.gguf: key \"a.block_count\" (u32) is missing");
     says(meta.array_str("a.none"), "key \"a.none\" (array of string) is missing");
-    says(meta.u32("a.f32"), "is f32 0.000001, expected u32");
+    says(meta.u32("a.f32"), "is f32 1e-6, expected u32");
     says(meta.u32("a.i64"), "is i64 -3, expected u32");
     says(meta.u32("general.architecture"), "key \"general.architecture\" at byte 24 is string, expected u32");
     says(meta.str("a.u8"), "is u8 200, expected string");
