@@ -5,6 +5,9 @@
 //! template makes is charged to a budget. Filters and methods are charged before they run. Operators offer no place for
 //! that; the compiled instructions are rewritten instead, so that what makes texts and lists calls a filter of this module.
 //!
+//! A template is parsed and rendered on a thread of its own: the parser, and whoever drops what it made, recurse along
+//! chains (`1+1+1`, `elif`), so the stack bounds how long a template may be.
+//!
 //! What is charged is never given back, so it bounds what is held at any time.
 
 use std::cell::Cell;
@@ -18,18 +21,31 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Rest, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
 
+use crate::error::{brief, cut, gib};
+use crate::namespace;
+
 /// Bytes that one rendering may make.
 pub const BUDGET: usize = 256 << 20;
 /// What a list or map costs besides its elements: no more than 16384 can be made, so none is nested deeper.
 const CONTAINER: usize = 16 << 10;
 /// What an element costs.
-const ELEMENT: usize = 40;
+pub const ELEMENT: usize = 40;
 /// What a written piece costs at least: a list can be written in pieces of a byte, which take longer than their bytes.
 const PIECE: usize = 32;
+/// What a piece of indented output costs: it goes through as many writers as it is deep.
+const INDENTED: usize = 4 << 10;
 /// Most of a width, a count or a precision.
 const MOST: i64 = 1 << 16;
-/// Stack of a rendering, for values as deeply nested as the budget allows.
+/// Stack for values as deeply nested as the budget allows, and for chains as long as a template may be.
 const STACK: usize = 128 << 20;
+/// As much again for what reads a namespace that holds itself, until the namespace ends that.
+const NAMESPACES: usize = 64 << 20;
+/// Most bytes of a template, so that a chain of a byte per link has 1 KiB of stack for each. Models have up to 50 KB.
+const MAX_SOURCE: usize = STACK >> 10;
+/// Most bytes of a value that an error shows; the message is cut further.
+const BEGINNING: usize = 4 << 10;
+/// What a bound or a step of a slice is cut to: far longer than any text, and safe to calculate with.
+const FAR: i64 = 1 << 40;
 
 thread_local! {
     /// What is left of the budget of this thread's rendering.
@@ -41,7 +57,7 @@ thread_local! {
 /// # Errors
 /// `Template` with the line and the reason.
 pub fn check(name: &str, source: &str) -> crate::Result<()> {
-    compile(name, source).map(|_| ()).map_err(|e| in_words(&e))
+    apart(|| compile(name, source).map(|_| ()).map_err(|e| in_words(&e)))
 }
 
 /// Renders a template within the budget.
@@ -65,12 +81,19 @@ pub fn render(env: &Environment<'static>, name: &str, source: &str, root: &Value
         Ok(text)
     };
     // In words already on the thread with the large stack: an error may hold deeply nested values.
-    let work = || work().map_err(|e| in_words(&e));
-    let failed = |why: String| crate::Error::Template(format!("it cannot be run: {why}"));
+    apart(|| namespace::within(NAMESPACES, work).map_err(|e| in_words(&e)))
+}
+
+/// Does the work on a thread with a large stack.
+fn apart<T: Send>(work: impl FnOnce() -> crate::Result<T> + Send) -> crate::Result<T> {
+    const SIZE: usize = STACK + NAMESPACES;
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
-        let thread = thread.map_err(|e| failed(e.to_string()))?;
-        thread.join().unwrap_or_else(|_| Err(failed("a fault in the template engine, please report it".into())))
+        let thread = std::thread::Builder::new().stack_size(SIZE).spawn_scoped(scope, work).map_err(|e| {
+            let why = format!("the system refuses a thread with a stack of {} to run it on ({e})", gib(SIZE as u64));
+            crate::Error::Template(format!("{why}: free memory, or raise this process's limits (ulimit)"))
+        })?;
+        let fault = || crate::Error::Template("a fault in the template engine, please report it".into());
+        thread.join().unwrap_or_else(|_| Err(fault()))
     })
 }
 
@@ -78,7 +101,7 @@ fn in_words(error: &Error) -> crate::Error {
     let why = match (error.kind(), error.detail()) {
         (ErrorKind::OutOfFuel, _) => "it does not come to an end".to_owned(),
         (ErrorKind::WriteFailure, _) => format!("its texts and lists take more than {BUDGET} bytes"),
-        (_, Some(detail)) => detail.to_owned(),
+        (_, Some(detail)) => brief(detail).into_owned(),
         (kind, None) => kind.to_string(),
     };
     crate::Error::Template(match error.line() {
@@ -90,6 +113,10 @@ fn in_words(error: &Error) -> crate::Error {
 type Compiled<'s> = (Instructions<'s>, BTreeMap<&'s str, Instructions<'s>>);
 
 fn compile<'s>(name: &'s str, source: &'s str) -> Result<Compiled<'s>, Error> {
+    if source.len() > MAX_SOURCE {
+        let why = format!("it has {} bytes, more than {MAX_SOURCE}", source.len());
+        return Err(Error::new(ErrorKind::SyntaxError, why));
+    }
     // As Hugging Face's `apply_chat_template` sets them.
     let blanks = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
     let template = parse(source, name, SyntaxConfig, blanks)?;
@@ -137,8 +164,11 @@ fn charged<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
         Instruction::StringConcat => vec![filter("~", 2)],
         Instruction::Add => vec![filter("+", 2)],
         Instruction::Mul => vec![filter("*", 2)],
-        makes @ (Instruction::Slice
-        | Instruction::BuildList(_)
+        Instruction::Slice => vec![filter("[:]", 4), filter("charge", 1)],
+        Instruction::SetAttr(name) => {
+            vec![Instruction::LoadConst(Value::from(*name)), filter("=", 3), Instruction::DiscardTop]
+        }
+        makes @ (Instruction::BuildList(_)
         | Instruction::BuildMap(_)
         | Instruction::ApplyFilter(..)
         | Instruction::CallFunction(..)
@@ -173,7 +203,15 @@ const BEFORE: [&str; 18] = [
 /// Gives an environment the filters that rewritten instructions call, and lets its own ones charge.
 pub fn install(env: &mut Environment<'static>) {
     env.add_filter("charge", |value: Value| charge(size(&value)).map(|()| value));
-    env.add_filter("pprint", |value: Value| text(format_args!("{value:#?}")));
+    env.add_filter("pprint", |value: Value| {
+        let mut text = String::new();
+        write!(Charged::by(INDENTED, &mut text), "{value:#?}")?;
+        Ok(Value::from(text))
+    });
+    // Prints everything there is, unbounded.
+    env.remove_global("debug");
+    namespace::install(env);
+    env.add_filter("[:]", slice);
     env.add_filter("~", |a: Value, b: Value| text(format_args!("{a}{b}")));
     env.add_filter("+", |a: Value, b: Value| match (a.as_str(), b.as_str()) {
         (Some(a), Some(b)) => text(format_args!("{a}{b}")),
@@ -203,7 +241,7 @@ pub fn install(env: &mut Environment<'static>) {
         ValueKind::None => Ok(out.write_str("None")?),
         ValueKind::String => charge(size(value)).and_then(|()| minijinja::escape_formatter(out, state, value)),
         ValueKind::Undefined | ValueKind::Number | ValueKind::Invalid => minijinja::escape_formatter(out, state, value),
-        _ => Ok(write!(Charged(out), "{value}")?),
+        _ => Ok(write!(Charged::new(out), "{value}")?),
     });
 }
 
@@ -214,7 +252,10 @@ fn plain() -> &'static Environment<'static> {
 }
 
 /// Takes from the budget.
-fn charge(bytes: usize) -> Result<(), Error> {
+///
+/// # Errors
+/// `WriteFailure` where it is used up.
+pub fn charge(bytes: usize) -> Result<(), Error> {
     let rest = LEFT.get().checked_sub(bytes).ok_or_else(|| Error::from(ErrorKind::WriteFailure))?;
     LEFT.set(rest);
     Ok(())
@@ -231,7 +272,7 @@ fn size(value: &Value) -> usize {
 
 fn text(parts: fmt::Arguments<'_>) -> Result<Value, Error> {
     let mut text = String::new();
-    Charged(&mut text).write_fmt(parts)?;
+    Charged::new(&mut text).write_fmt(parts)?;
     Ok(Value::from(text))
 }
 
@@ -252,6 +293,39 @@ fn operator(
     }
     charge(cost)?;
     plain().compile_expression(source)?.eval(context! { a, b })
+}
+
+/// `value[start:stop:step]`. Backwards it is done here: there minijinja's own takes a wrong end for 0 and overflows.
+fn slice(value: Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
+    let near = |bound: Value| match bound.is_integer() {
+        true => i64::try_from(bound.clone()).map_or(bound, |n| Value::from(n.clamp(-FAR, FAR))),
+        false => bound,
+    };
+    let number = |bound: &Value| bound.is_integer().then(|| i64::try_from(bound.clone()).ok()).flatten();
+    let (start, stop, step) = (near(start), near(stop), near(step));
+    let back = number(&step).filter(|n| *n < 0);
+    let plainly = [&start, &stop].iter().all(|bound| bound.is_none() || number(bound).is_some());
+    let sequence = matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Iterable);
+    let Some(step) = back.filter(|_| plainly && sequence) else {
+        return plain().compile_expression("value[start:stop:step]")?.eval(context! { value, start, stop, step });
+    };
+    let items: Vec<Value> = match value.as_str() {
+        Some(text) => text.chars().map(Value::from).collect(),
+        None => value.try_iter()?.collect(),
+    };
+    let n = i64::try_from(items.len()).unwrap_or(FAR).min(FAR);
+    let place =
+        |bound: &Value, default| number(bound).map_or(default, |at| if at < 0 { at + n } else { at }).clamp(-1, n - 1);
+    let (mut at, stop) = (place(&start, n - 1), place(&stop, -1));
+    let mut taken = Vec::new();
+    while at > stop {
+        taken.extend(usize::try_from(at).ok().and_then(|at| items.get(at)).cloned());
+        at += step;
+    }
+    Ok(match value.as_str() {
+        Some(_) => Value::from(taken.iter().filter_map(Value::as_str).collect::<String>()),
+        None => Value::from(taken),
+    })
 }
 
 /// Charges the most that a filter or method may make of its arguments, the value first.
@@ -301,30 +375,62 @@ fn written(value: &Value) -> Result<usize, Error> {
     let left = LEFT.get();
     match value.as_str() {
         Some(text) => charge(text.len())?,
-        None => write!(Charged(&mut Nowhere), "{value}")?,
+        None => write!(Charged::new(&mut Nowhere), "{value}")?,
     }
     Ok(left - LEFT.get())
 }
 
 /// Charges what is written through it.
-pub struct Charged<'w, W: ?Sized>(pub &'w mut W);
+pub struct Charged<'w, W: ?Sized> {
+    out: &'w mut W,
+    piece: usize,
+}
+
+impl<'w, W: ?Sized> Charged<'w, W> {
+    /// Charges for a writing what it writes.
+    pub fn new(out: &'w mut W) -> Self {
+        Self::by(PIECE, out)
+    }
+
+    /// Charges at least so much for each piece.
+    fn by(piece: usize, out: &'w mut W) -> Self {
+        Self { out, piece }
+    }
+}
 
 impl<W: fmt::Write + ?Sized> fmt::Write for Charged<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        charge(text.len().max(PIECE)).map_err(|_| fmt::Error)?;
-        self.0.write_str(text)
+        charge(text.len().max(self.piece)).map_err(|_| fmt::Error)?;
+        self.out.write_str(text)
     }
 }
 
 impl io::Write for Charged<'_, Vec<u8>> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        charge(bytes.len().max(PIECE)).map_err(io::Error::other)?;
-        self.0.extend_from_slice(bytes);
+        charge(bytes.len().max(self.piece)).map_err(io::Error::other)?;
+        self.out.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// A value as text for an error: its beginning, where that is long.
+pub fn beginning(value: &Value) -> String {
+    let mut text = Beginning(String::new());
+    // Refuses what goes beyond.
+    let _ = write!(text, "{value}");
+    text.0
+}
+
+struct Beginning(String);
+
+impl fmt::Write for Beginning {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.push_str(cut(text, BEGINNING));
+        if self.0.len() < BEGINNING { Ok(()) } else { Err(fmt::Error) }
     }
 }
 

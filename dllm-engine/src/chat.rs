@@ -8,20 +8,21 @@
 //!
 //! A user may write `<|turn>`; that must not become a turn. So whoever tokenizes the rendered text has to know which of it
 //! came from messages. Frames around the contents would not do: templates trim, cut and measure contents, and a frame is
-//! in their way. Instead the characters at which special tokens begin and end (`<` and `>`) are replaced in the contents,
-//! one character for one, by private-use characters that occur nowhere else, and put back after rendering. Their places
-//! are then known, whatever the template did to the text around them, and a special token may not touch them: neither one
-//! written in a message, nor one that a template completes by a filter or by what it puts before or after a message. Only a
-//! template that itself writes both ends around a message (`<{{ content }}>`) is taken at its word.
+//! in their way. Instead every character of the contents that occurs in special tokens is replaced, one character for one,
+//! by private-use characters that occur nowhere else, and put back after rendering. Their places are then known, whatever
+//! the template did to the text around them, and a special token may not touch them: neither one written in a message, nor
+//! one that a template completes by a filter or by what it puts before, behind or around a message.
 //!
-//! A template may look for these characters in contents (to drop old thoughts, say). Then the text comes out differently
-//! with them replaced, which a second rendering without any replacement shows. In this case only the first character of
-//! whole special tokens is replaced: the template sees everything except those.
+//! A template may look into contents (to drop old thoughts, say) or change their letters. Then the text comes out
+//! differently with them replaced, which a second rendering without any replacement shows. In this case only the characters
+//! at which special tokens begin and end (`<` and `>`) are replaced, and where the template looks for these, only the first
+//! character of whole special tokens: the template sees everything except those. A template that does this and also writes
+//! both ends around a message (`<{{ content | lower }}>`) is taken at its word.
 //!
-//! Contents without such characters are not touched at all: the tokens are those of the rendered text as a whole, as in
-//! Hugging Face's tokenizers.
+//! Text between special tokens is tokenized as a whole, as in Hugging Face's tokenizers: where a message begins in it makes
+//! no difference.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
 use aho_corasick::AhoCorasick;
@@ -65,6 +66,8 @@ pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
+    /// All characters of the special tokens, but for blanks.
+    letters: Vec<char>,
     /// First and last characters of the special tokens.
     edges: Vec<char>,
     /// The special tokens as text.
@@ -79,9 +82,9 @@ impl ChatTemplate {
     pub fn new(source: &str, vocab: &Vocab) -> Result<Self> {
         bounded::check(NAME, source)?;
         let texts: Vec<&str> = vocab.markers().collect();
-        let mut edges: Vec<char> = texts.iter().flat_map(|t| [t.chars().next(), t.chars().last()]).flatten().collect();
-        edges.sort_unstable();
-        edges.dedup();
+        // Blanks are left alone: templates trim them.
+        let letters = distinct(texts.iter().flat_map(|t| t.chars()).filter(|c| !c.is_whitespace()));
+        let edges = distinct(texts.iter().flat_map(|t| [t.chars().next(), t.chars().last()]).flatten());
         let markers = AhoCorasick::new(&texts).map_err(|e| Error::Template(format!("too many special tokens: {e}")))?;
         let text = |id: Option<u32>| id.map_or_else(String::new, |id| vocab.text(id).to_owned());
         Ok(Self {
@@ -89,6 +92,7 @@ impl ChatTemplate {
             source: source.to_owned(),
             bos: text(vocab.bos()),
             eos: text(vocab.eos()),
+            letters,
             edges,
             markers,
         })
@@ -103,17 +107,17 @@ impl ChatTemplate {
     pub fn render(&self, messages: &[Message], thinking: bool) -> Result<Rendered> {
         let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
         let plain = self.run(messages, &contents, thinking)?;
-        if !contents.iter().any(|c| c.contains(&self.edges[..])) {
-            return Ok(Rendered { text: plain, quoted: Vec::new() });
-        }
-        let marks = Marks::choose(&self.edges, &plain, &contents)?;
-        let quoted = contents.iter().map(|c| marks.put(c)).collect::<Vec<_>>();
-        if let Ok(text) = self.run(messages, &quoted, thinking) {
-            let rendered = marks.take(&text);
-            if rendered.text == plain {
-                return Ok(rendered);
+        for chars in [&self.letters, &self.edges] {
+            let marks = Marks::choose(chars, &plain, &contents)?;
+            let quoted = contents.iter().map(|c| marks.put(c)).collect::<Vec<_>>();
+            if let Ok(text) = self.run(messages, &quoted, thinking) {
+                let rendered = marks.take(&text);
+                if rendered.text == plain {
+                    return Ok(rendered);
+                }
             }
         }
+        let marks = Marks::choose(&self.edges, &plain, &contents)?;
         let quoted = contents.iter().map(|c| marks.put_at(c, &self.markers)).collect::<Vec<_>>();
         Ok(marks.take(&self.run(messages, &quoted, thinking)?))
     }
@@ -173,38 +177,52 @@ fn environment() -> Environment<'static> {
     env.set_auto_escape_callback(|_| AutoEscape::None);
     bounded::install(&mut env);
     env.set_fuel(Some(FUEL));
-    env.add_function("raise_exception", |why: String| -> Result<Value, minijinja::Error> {
+    env.add_function("raise_exception", |why: Value| -> Result<Value, minijinja::Error> {
+        let why = match bounded::beginning(&why) {
+            empty if empty.is_empty() => "it raises an exception without a text".to_owned(),
+            why => why,
+        };
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, why))
     });
-    env.add_function("strftime_now", |format: String| {
-        jiff::fmt::strtime::format(&format, &jiff::Zoned::now())
+    env.add_function("strftime_now", |format: &str| {
+        jiff::fmt::strtime::format(format, &jiff::Zoned::now())
             .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
     });
     env.add_filter("tojson", to_json);
     env
 }
 
+fn distinct(chars: impl Iterator<Item = char>) -> Vec<char> {
+    let mut chars: Vec<char> = chars.collect();
+    chars.sort_unstable();
+    chars.dedup();
+    chars
+}
+
 /// Which character stands for which while a template runs.
-struct Marks(Vec<(char, char)>);
+struct Marks {
+    marks: HashMap<char, char>,
+    back: HashMap<char, char>,
+}
 
 impl Marks {
     /// Private-use characters that occur neither in the contents nor in what the template makes of them.
-    fn choose(edges: &[char], plain: &str, contents: &[&str]) -> Result<Self> {
+    fn choose(chars: &[char], plain: &str, contents: &[&str]) -> Result<Self> {
         let used = contents.iter().flat_map(|c| c.chars()).chain(plain.chars());
         let used: HashSet<char> = used.filter(|c| is_private(*c)).collect();
         let free = ('\u{e000}'..='\u{f8ff}').chain('\u{f0000}'..='\u{ffffd}').filter(|c| !used.contains(c));
-        let marks: Vec<(char, char)> = edges.iter().copied().zip(free).collect();
-        match marks.len() == edges.len() {
-            true => Ok(Self(marks)),
+        let marks: HashMap<char, char> = chars.iter().copied().zip(free).collect();
+        match marks.len() == chars.len() {
+            true => Ok(Self { back: marks.iter().map(|(c, mark)| (*mark, *c)).collect(), marks }),
             false => Err(Error::argument("prompt", "it uses every private-use character there is: leave some out")),
         }
     }
 
-    fn mark(&self, edge: char) -> Option<char> {
-        self.0.iter().find(|(e, _)| *e == edge).map(|(_, mark)| *mark)
+    fn mark(&self, c: char) -> Option<char> {
+        self.marks.get(&c).copied()
     }
 
-    /// Replaces every edge.
+    /// Replaces every character that has a mark.
     fn put(&self, content: &str) -> String {
         content.chars().map(|c| self.mark(c).unwrap_or(c)).collect()
     }
@@ -216,14 +234,14 @@ impl Marks {
         content.char_indices().map(|(at, c)| mark_at(at, c)).collect()
     }
 
-    /// Puts the edges back and tells where they are.
+    /// Puts the characters back and tells where they are.
     fn take(&self, text: &str) -> Rendered {
         let mut rendered = Rendered { text: String::with_capacity(text.len()), quoted: Vec::new() };
         for c in text.chars() {
-            match self.0.iter().find(|(_, mark)| *mark == c) {
-                Some((edge, _)) => {
+            match self.back.get(&c) {
+                Some(from_message) => {
                     rendered.quoted.push(rendered.text.len());
-                    rendered.text.push(*edge);
+                    rendered.text.push(*from_message);
                 }
                 None => rendered.text.push(c),
             }
@@ -256,7 +274,7 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, minijinja::Error> {
 }
 
 fn write_json(value: &Value, out: &mut Vec<u8>, format: impl serde_json::ser::Formatter) -> serde_json::Result<()> {
-    serde::Serialize::serialize(value, &mut serde_json::Serializer::with_formatter(Charged(out), format))
+    serde::Serialize::serialize(value, &mut serde_json::Serializer::with_formatter(Charged::new(out), format))
 }
 
 /// One line, with a blank after commas and colons.

@@ -1,6 +1,7 @@
 //! One error type. Variants are told apart by what the caller can do next; messages are lower case, name the value that
 //! was wrong and the next action.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 /// The engine's result.
@@ -82,7 +83,7 @@ pub enum Error {
     },
     /// The model computed something that is no number. The file is damaged or the backend is wrong.
     #[error(
-        "the model's output is not a number at step {step}, position {position} ({what}): check the file with `dllm inspect`, or try another device"
+        "the model's output is not a number at step {step}, position {position} ({what}): get the file again and compare its checksum, or try another device. `dllm inspect` looks at no values"
     )]
     NotFinite {
         /// Which quantity.
@@ -103,17 +104,17 @@ pub enum Error {
 impl Error {
     /// A wrong argument: `bad max_tokens: 0 is not in 1..=131072`.
     pub(crate) fn argument(name: &'static str, why: impl Into<String>) -> Self {
-        Self::BadArgument { name, why: why.into() }
+        Self::BadArgument { name, why: brief(&why.into()).into_owned() }
     }
 
     /// A damaged or incomplete file.
     pub(crate) fn file(path: impl AsRef<Path>, why: impl Into<String>) -> Self {
-        Self::BadFile { path: path.as_ref().to_owned(), why: why.into() }
+        Self::BadFile { path: path.as_ref().to_owned(), why: brief(&why.into()).into_owned() }
     }
 
     /// An intact file that cannot be run.
     pub(crate) fn unsupported(path: impl AsRef<Path>, why: impl Into<String>) -> Self {
-        Self::Unsupported { path: path.as_ref().to_owned(), why: why.into() }
+        Self::Unsupported { path: path.as_ref().to_owned(), why: brief(&why.into()).into_owned() }
     }
 
     /// A refusal of the operating system.
@@ -130,6 +131,25 @@ fn shortage(needed: u64, free: u64, device: &str) -> String {
     }
 }
 
+/// Why something failed, with what came from outside bounded: of a long text the beginning and the end, where the next
+/// action stands.
+pub(crate) fn brief(why: &str) -> Cow<'_, str> {
+    const MOST: usize = 1000;
+    const END: usize = 300;
+    if why.len() <= MOST {
+        return Cow::Borrowed(why);
+    }
+    let from = (why.len() - END..why.len()).find(|&at| why.is_char_boundary(at)).unwrap_or(why.len());
+    let end = why.get(from..).unwrap_or_default();
+    Cow::Owned(format!("{} ... ({} bytes in all) ... {end}", cut(why, MOST - END), why.len()))
+}
+
+/// At most so many bytes of a text.
+pub(crate) fn cut(text: &str, most: usize) -> &str {
+    let end = (0..=most.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+    text.get(..end.unwrap_or(0)).unwrap_or_default()
+}
+
 /// Bytes for people: `3.25 GiB`, `12.0 MiB`.
 pub(crate) fn gib(bytes: u64) -> String {
     let b = bytes as f64;
@@ -143,6 +163,21 @@ pub(crate) fn gib(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_texts_are_shown_in_part() {
+        let why = format!("the name is {:?}: take another", "ü".repeat(100_000));
+        for error in [Error::argument("x", why.as_str()), Error::file("f", why.as_str()), Error::unsupported("f", why)]
+        {
+            let text = error.to_string();
+            assert!(
+                text.len() < 1100 && text.contains("the name is \"ü") && text.ends_with("ü\": take another"),
+                "{text}"
+            );
+            assert!(text.contains(" ... (200028 bytes in all) ... "), "{text}");
+        }
+        assert_eq!(brief(&"a".repeat(1000)), "a".repeat(1000));
+    }
 
     #[test]
     fn issue_2_memory_that_was_refused_is_not_called_missing() {

@@ -12,6 +12,7 @@ pub mod ggml;
 pub mod gguf;
 pub mod kernels;
 pub mod model;
+mod namespace;
 pub mod params;
 #[cfg(feature = "cli")]
 pub mod parity;

@@ -91,7 +91,7 @@ pub struct EngineParams {
     pub kv: KvType,
     /// How the dense matrices lie in a CUDA device's memory.
     pub dense: Dense,
-    /// Most bytes of each GPU's memory to plan with; 0 is all that is free.
+    /// Most bytes of memory to plan with on each GPU, or on the CPU where a model is whole there; 0 is all that is free.
     pub memory: u64,
     /// What stays in the host's memory beside a GPU.
     pub offload: Offload,

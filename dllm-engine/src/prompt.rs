@@ -54,12 +54,12 @@ pub fn check(prompt: &Prompt) -> Result<()> {
     }
 }
 
-/// A prompt's text from bytes of a file or a pipe.
+/// A prompt's text from bytes of a file or a pipe, less the byte order mark that some editors begin a file with.
 ///
 /// # Errors
 /// [`Error::BadArgument`] that names the place of the first byte that is no UTF-8.
 pub fn text_from_bytes(bytes: &[u8]) -> Result<&str> {
-    std::str::from_utf8(bytes).map_err(|e| {
+    std::str::from_utf8(bytes).map(|text| text.strip_prefix('\u{feff}').unwrap_or(text)).map_err(|e| {
         let at = e.valid_up_to();
         let byte = bytes.get(at).copied().unwrap_or_default();
         Error::argument("prompt", format!("byte {at} (0x{byte:02X}) is no UTF-8: convert the text to UTF-8"))

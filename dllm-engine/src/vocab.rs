@@ -151,7 +151,10 @@ impl Vocab {
     pub fn load(path: &Path, file: &VocabFile, dialect: &Dialect) -> Result<Self> {
         let kinds = check(file).map_err(|why| Error::file(path, format!("{why}: get an intact file")))?;
         if !matches!(file.model, "gemma4" | "gpt2") {
-            let why = format!("tokenizer.ggml.model is {:?}; this engine knows \"gemma4\" and \"gpt2\"", file.model);
+            let why = format!(
+                "tokenizer.ggml.model is {:?}; this engine knows \"gemma4\" and \"gpt2\": take a file with one of these",
+                file.model
+            );
             return Err(Error::unsupported(path, why));
         }
         // Special tokens are found here (see above), so for libllama they are ordinary ones.
@@ -168,7 +171,12 @@ impl Vocab {
             ids: &special_ids(file).filter_map(|(key, id)| Some((key, id?))).collect::<Vec<_>>(),
             add_bos: file.add_bos_token,
         })
-        .map_err(|why| Error::unsupported(path, format!("libllama refuses the vocabulary: {why}")))?;
+        .map_err(|why| {
+            Error::unsupported(
+                path,
+                format!("libllama refuses the vocabulary: {}. Take a file that llama.cpp can read", why),
+            )
+        })?;
         if raw.len() != file.tokens.len() {
             let why = format!("libllama read {} of {} tokens", raw.len(), file.tokens.len());
             return Err(Error::unsupported(path, why));

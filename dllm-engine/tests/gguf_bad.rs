@@ -8,7 +8,7 @@ use std::path::Path;
 
 use dllm_engine::Error;
 use dllm_engine::gguf::{Gguf, Header};
-use gguf_file::{ARRAY, BOOL, F32, GgufFile, STR, U8, array, floats, string};
+use gguf_file::{ARRAY, BOOL, F32, F64, GgufFile, STR, U8, array, floats, string};
 
 /// The message of the error that reading these bytes gives.
 fn refusal(bytes: &[u8]) -> String {
@@ -143,7 +143,7 @@ fn missing_keys_and_wrong_types_are_named() {
     }
     says(meta.u32("a.block_count"), "bad.gguf: key \"a.block_count\" (u32) is missing");
     says(meta.array_str("a.none"), "key \"a.none\" (array of string) is missing");
-    says(meta.u32("a.f32"), "is f32 0.000001, expected u32");
+    says(meta.u32("a.f32"), "is f32 1e-6, expected u32");
     says(meta.u32("a.i64"), "is i64 -3, expected u32");
     says(meta.u32("general.architecture"), "key \"general.architecture\" at byte 24 is string, expected u32");
     says(meta.str("a.u8"), "is u8 200, expected string");
@@ -200,7 +200,26 @@ fn bad_alignments() {
     assert_refused(&text, "key \"general.alignment\" at byte");
     let narrow = GgufFile::new().u32("general.alignment", 64).info("a", &[8], 0, 32);
     assert_refused(&narrow, "tensor \"a\" has the offset 32, no multiple of 64");
-    assert_refused(&GgufFile::sample().u32("general.alignment", 1 << 31), "behind the end of the file");
+    let far = GgufFile::sample().u32("general.alignment", 1 << 31);
+    assert_refused(&far, "behind the end of the file");
+    // The place that is named lies in the file, not where the data would begin.
+    assert_refused(&far, &format!("damaged at byte {}:", far.bytes().len()));
+}
+
+/// A number that F32 has as 0 only is not taken for 0, and is named as it is.
+#[test]
+fn numbers_are_named_as_they_are() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for (value, says) in [(1e-300, Some("is f64 1e-300")), (1e300, Some("is f64 1e300")), (0.0, None), (0.25, None)] {
+        let path = dir.path().join("f64.gguf");
+        fs::write(&path, GgufFile::sample().key("x", F64, &f64::to_le_bytes(value)).bytes()).expect("write");
+        let file = Gguf::open(&path).expect("an intact file");
+        match (file.meta().f32("x"), says) {
+            (Ok(read), None) => assert_eq!(f64::from(read), value),
+            (Err(error), Some(says)) => assert!(error.to_string().contains(says), "{error}"),
+            (read, _) => panic!("{value}: {read:?}"),
+        }
+    }
 }
 
 #[test]
@@ -355,14 +374,19 @@ fn odd_part_names() {
     }
     says(
         &write_part(dir.path(), "renamed", 1, 2, 2, "a"),
-        "one of 2 parts: give it back its name, NAME-00001-of-00002",
+        "the file is part 1 of 2: give it back its name, NAME-00001-of-00002",
+    );
+    says(
+        &write_part(dir.path(), "second", 2, 3, 3, "a"),
+        "the file is part 2 of 3: give it back its name, NAME-00002-of-00003",
     );
     says(&write_part(dir.path(), "00001-of-00004", 1, 2, 2, "a"), "name says 4 parts, but split.count says 2");
     says(&write_part(dir.path(), "00003-of-00002", 1, 2, 2, "a"), "the name says part 3 of 2");
     says(&write_part(dir.path(), "00000-of-00002", 1, 2, 2, "a"), "the name says part 0 of 2");
     let whole = dir.path().join("w-00001-of-00002.gguf");
     fs::write(&whole, GgufFile::sample().bytes()).expect("write");
-    says(&whole, "the name says 2 parts, but split.count says 1");
+    says(&whole, "the name says 2 parts, but split.count is missing");
+    says(&write_part(dir.path(), "00001-of-00003", 1, 0, 0, "a"), "the name says 3 parts, but split.count says 0");
 }
 
 #[test]

@@ -77,7 +77,11 @@ pub(crate) fn load(file: &Gguf) -> Result<Box<dyn Family>> {
         let known: Vec<_> = REGISTRY.iter().map(|e| e.architecture).collect();
         Error::unsupported(
             file.path(),
-            format!("unknown architecture {architecture:?}; this engine runs: {}", known.join(", ")),
+            format!(
+                "unknown architecture {:?}; this engine runs: {}. Take a file of one of these",
+                architecture,
+                known.join(", ")
+            ),
         )
     })?;
     (entry.load)(file)

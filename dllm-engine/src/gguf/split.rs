@@ -38,8 +38,10 @@ impl PartName {
 /// Opens a file and, where it is a part of a split model, all parts in order.
 pub(super) fn open(path: &Path) -> Result<Vec<(Part, Header)>> {
     let opened = Part::open(path)?;
-    let count = opened.1.meta.u32_opt("split.count")?.unwrap_or(1);
-    let Some(name) = part_name(path, count)? else { return Ok(vec![opened]) };
+    let said = opened.1.meta.u32_opt("split.count")?;
+    let count = said.unwrap_or(1);
+    let no = opened.1.meta.u32_opt("split.no")?.unwrap_or(0);
+    let Some(name) = part_name(path, said, u64::from(no) + 1)? else { return Ok(vec![opened]) };
     let mut opened = Some(opened);
     let mut parts = Vec::new();
     for number in 1..=name.count {
@@ -54,14 +56,19 @@ pub(super) fn open(path: &Path) -> Result<Vec<(Part, Header)>> {
     Ok(parts)
 }
 
-/// The file's part name, or `None` for a whole model; refuses a name that contradicts the file's `split.count`.
-fn part_name(path: &Path, count: u32) -> Result<Option<PartName>> {
+/// The file's part name, or `None` for a whole model; refuses a name that contradicts the file's `split.count`. `part` is
+/// which part, from 1, the file says it is.
+fn part_name(path: &Path, said: Option<u32>, part: u64) -> Result<Option<PartName>> {
+    let count = said.unwrap_or(1);
     let why = match PartName::parse(path) {
         None if count <= 1 => return Ok(None),
-        None => format!("the file is one of {count} parts: give it back its name, NAME-00001-of-{count:05}.gguf"),
+        None => {
+            format!("the file is part {part} of {count}: give it back its name, NAME-{part:05}-of-{count:05}.gguf")
+        }
         Some(name) if name.count == 1 && count <= 1 => return Ok(None),
         Some(name) if name.count != count.max(1) => {
-            let says = format!("the name says {} parts, but split.count says {}", name.count, count.max(1));
+            let found = said.map_or("is missing".to_owned(), |n| format!("says {n}"));
+            let says = format!("the name says {} parts, but split.count {found}", name.count);
             format!("{says}: give the file back its own name")
         }
         Some(name) if !(1..=count).contains(&name.number) => {

@@ -104,13 +104,14 @@ pub(super) fn place<R: Read>(
     for t in tensors.iter_mut() {
         if !t.offset.is_multiple_of(alignment) {
             let why = format!("tensor {:?} has the offset {}, no multiple of {alignment}", t.name, t.offset);
-            return Err(cursor.bad(data_start, &why));
+            return Err(cursor.bad(data_start.min(len), &why));
         }
         let start = data_start.checked_add(t.offset).filter(|start| *start <= len);
         let start = start.ok_or_else(|| {
             let why =
                 format!("tensor {:?} has the offset {}, behind the end of the file of {len} bytes", t.name, t.offset);
-            cursor.bad(data_start, &why)
+            // An alignment may put the data's start itself there.
+            cursor.bad(data_start.min(len), &why)
         })?;
         if t.bytes > len - start {
             let (name, left) = (&t.name, len - start);

@@ -180,8 +180,8 @@ impl Value {
             Self::I32(v) => format!("i32 {v}"),
             Self::U64(v) => format!("u64 {v}"),
             Self::I64(v) => format!("i64 {v}"),
-            Self::F32(v) => format!("f32 {v}"),
-            Self::F64(v) => format!("f64 {v}"),
+            Self::F32(v) => format!("f32 {v:?}"),
+            Self::F64(v) => format!("f64 {v:?}"),
             Self::Bool(v) => format!("bool {v}"),
             Self::Str(_) => "string".into(),
             Self::Array(v) => format!("array of {} {}", v.len(), v.element_type()),
@@ -269,7 +269,8 @@ impl Meta {
     getters!(/// A finite floating-point number of either width.
         f32, f32_opt: f32, "finite f32", |v| match v {
             Value::F32(v) => Some(*v),
-            Value::F64(v) => Some(*v as f32),
+            // Not one that becomes 0.
+            Value::F64(v) => Some(*v as f32).filter(|narrow| *narrow != 0.0 || *v == 0.0),
             _ => None,
         }.filter(|v| v.is_finite()));
     getters!(/// An array of integers of any width that all fit.

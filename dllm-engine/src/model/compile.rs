@@ -143,24 +143,25 @@ pub(super) fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) ->
         compute.iter_mut().zip(bytes).for_each(|(sum, n)| *sum += n);
     }
     drop(backends); // what they hold themselves is not the model's
-    let beside = |(i, &device): (usize, &Device)| {
-        let (free, total) = memory(device);
+    let beside = |(i, &device): (usize, &Device)| -> Result<DevicePlan> {
+        let (there, total) = memory(device)?;
         let bytes = weights.bytes(device);
-        let free = if device.kind() == DeviceKind::Cpu { free } else { config.limit(free) };
-        DevicePlan {
+        let free = if device.kind() == DeviceKind::Cpu { there } else { config.limit(there) };
+        Ok(DevicePlan {
             device: device.name(),
             weights_mapped: bytes.mapped,
             weights: bytes.allocated,
             cache: cache_bytes[i],
             compute: compute[i],
             free,
+            limited: free < there,
             total,
-        }
+        })
     };
-    let (free, total) = memory(config.device);
+    let (free, total) = memory(config.device)?;
     Ok(MemoryPlan {
         placement: placement.describe(),
-        beside: devices.iter().enumerate().skip(1).map(beside).collect(),
+        beside: devices.iter().enumerate().skip(1).map(beside).collect::<Result<_>>()?,
         device: config.device.name(),
         dense: config.kernels.map(|_| config.dense),
         weights_mapped: weights.bytes(config.device).mapped,
@@ -169,6 +170,7 @@ pub(super) fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) ->
         compute: compute[0],
         inputs: inputs_bytes,
         free: config.limit(free),
+        limited: config.limit(free) < free,
         total,
         context: config.shape.context,
         lanes: config.shape.lanes,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, brief};
 use crate::family::Family;
 use crate::ggml::{Device, DeviceKind, GgmlType, MAX_THREADS, devices};
 use crate::gguf::Gguf;
@@ -247,7 +247,7 @@ fn choose_device(name: Option<&str>) -> Result<Device> {
         None => usable().find(able).or_else(|| usable().find(|d| d.kind() == DeviceKind::Cpu)),
     };
     found.ok_or_else(|| Error::NoDevice {
-        asked: name.unwrap_or("any").to_owned(),
+        asked: brief(name.unwrap_or("any")).into_owned(),
         found: usable().map(|d| d.name()).collect::<Vec<_>>().join(", "),
     })
 }

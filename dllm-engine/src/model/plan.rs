@@ -26,6 +26,8 @@ pub struct MemoryPlan {
     pub inputs: u64,
     /// Free memory of the device now, or the limit that was set, where that is less.
     pub free: u64,
+    /// Whether `free` is the limit that was set (`memory`, `--memory`), because the device has more.
+    pub limited: bool,
     /// Memory of the device in all.
     pub total: u64,
     /// Context length in tokens that this holds for.
@@ -52,8 +54,10 @@ pub struct DevicePlan {
     pub cache: u64,
     /// Intermediate results.
     pub compute: u64,
-    /// Free memory now, or the limit that was set.
+    /// Free memory now, or the limit that was set, where that is less.
     pub free: u64,
+    /// Whether `free` is the limit.
+    pub limited: bool,
     /// Memory in all.
     pub total: u64,
 }
@@ -81,27 +85,37 @@ impl MemoryPlan {
         if self.fits() {
             return Ok(());
         }
-        let model = format!("the model with a context of {} tokens and {} lanes", self.context, self.lanes);
-        let main = (&self.device, self.needed(), self.free);
-        let (device, needed, free) = match self.beside.iter().find(|d| d.needed() > d.free) {
-            Some(other) if self.needed() <= self.free => (&other.device, other.needed(), other.free),
+        let lanes = if self.lanes == 1 { "1 lane".to_owned() } else { format!("{} lanes", self.lanes) };
+        let model = format!("the model with a context of {} tokens and {lanes}", self.context);
+        let main = (&self.device, self.needed(), self.free, self.limited);
+        let (device, needed, free, limited) = match self.beside.iter().find(|d| d.needed() > d.free) {
+            Some(other) if self.needed() <= self.free => (&other.device, other.needed(), other.free, other.limited),
             _ => main,
         };
         let what = self.placement.as_ref().map_or(model.clone(), |where_| format!("{model} ({where_})"));
-        Err(Error::OutOfMemory { what, needed, free, device: device.clone() })
+        let limit = if limited { " within the limit of `memory` (--memory)" } else { "" };
+        Err(Error::OutOfMemory { what, needed, free, device: format!("{device}{limit}") })
     }
 }
 
 /// Free memory of a device, and all of it. ggml reports all of a machine's memory as the CPU's free one, so that is asked
 /// elsewhere.
-pub(crate) fn memory(device: Device) -> (u64, u64) {
+///
+/// # Errors
+/// `Io` where the system does not tell.
+pub(crate) fn memory(device: Device) -> Result<(u64, u64)> {
     if device.kind() != DeviceKind::Cpu {
-        return device.memory();
+        return Ok(device.memory());
     }
     let mut system = sysinfo::System::new();
     system.refresh_memory();
     let (free, total) = (system.available_memory(), system.total_memory());
-    system
+    if total == 0 {
+        // Asked for a group's limits then, it would panic.
+        let why = "the system does not tell it (too many open files? allow this process more, with ulimit -n)";
+        return Err(Error::io("read", "the free memory", std::io::Error::other(why)));
+    }
+    Ok(system
         .cgroup_limits()
-        .map_or((free, total), |limits| (free.min(limits.free_memory), total.min(limits.total_memory)))
+        .map_or((free, total), |limits| (free.min(limits.free_memory), total.min(limits.total_memory))))
 }

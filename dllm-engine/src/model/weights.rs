@@ -324,7 +324,7 @@ fn check(file: &Gguf, spec: &TensorSpec, info: &TensorInfo) -> Result<()> {
         return Err(Error::file(
             file.path(),
             format!(
-                "tensor {} has shape {:?}, but the file's hyper-parameters need {:?}",
+                "tensor {} has shape {:?}, but the file's hyper-parameters need {:?}: convert the model again",
                 info.name, info.shape, wanted
             ),
         ));

@@ -147,11 +147,15 @@ impl Fixtures {
         })
     }
 
+    fn bad(&self, name: &str, why: String) -> Error {
+        Error::file(self.dir.join("fixtures.safetensors"), format!("array {name} {why}"))
+    }
+
     fn raw(&self, name: &str, dtype: Dtype) -> Result<(Vec<usize>, &[u8])> {
-        let fail = |why: String| Error::file(self.dir.join("fixtures.safetensors"), format!("array {name} {why}"));
-        let entry = self.arrays.get(name).ok_or_else(|| fail("is missing".into()))?;
+        let again = "record the fixtures again";
+        let entry = self.arrays.get(name).ok_or_else(|| self.bad(name, format!("is missing: {again}")))?;
         if entry.dtype != dtype {
-            return Err(fail(format!("is {:?}, expected {dtype:?}", entry.dtype)));
+            return Err(self.bad(name, format!("is {:?}, expected {dtype:?}: {again}", entry.dtype)));
         }
         Ok((entry.shape.clone(), &self.bytes[entry.bytes.clone()]))
     }
@@ -163,15 +167,23 @@ impl Fixtures {
 
     pub fn f32(&self, name: &str) -> Result<Array<f32>> {
         let (shape, data) = self.raw(name, Dtype::F32)?;
-        let values = data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        Ok(Array { shape, values })
+        let values: Vec<f32> = data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        match values.iter().position(|v| !v.is_finite()) {
+            Some(at) => Err(self.bad(name, format!("has {} at place {at}: record the fixtures again", values[at]))),
+            None => Ok(Array { shape, values }),
+        }
     }
 
     /// Token ids.
     pub fn tokens(&self, name: &str) -> Result<Array<u32>> {
         let (shape, data) = self.raw(name, Dtype::I32)?;
-        let values = data.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        Ok(Array { shape, values })
+        let values: Vec<i32> = data.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let refuse =
+            |at| self.bad(name, format!("has the token {} at place {at}: record the fixtures again", values[at]));
+        match values.iter().position(|id| *id < 0) {
+            Some(at) => Err(refuse(at)),
+            None => Ok(Array { shape, values: values.iter().map(|id| id.unsigned_abs()).collect() }),
+        }
     }
 
     pub fn flags(&self, name: &str) -> Result<Array<bool>> {

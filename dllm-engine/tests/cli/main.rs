@@ -3,6 +3,7 @@
 mod bad_input;
 #[path = "../common/gguf.rs"]
 mod gguf;
+mod limits;
 mod results;
 #[cfg(unix)]
 mod signals;

@@ -40,8 +40,11 @@ const THINKING: &str = r"
   {%- if not enable_thinking -%}{{- '<|channel>thought\n<channel|>' -}}{%- endif -%}
 {%- endif -%}";
 
+/// Most bytes of a template.
+const MAX_SOURCE: usize = 128 << 10;
+
 /// Ways in which a template may handle contents.
-const HANDLINGS: [&str; 11] = [
+const HANDLINGS: [&str; 12] = [
     "{{ m.content }}",
     "{{ m.content | trim }}",
     "{{ m.content | upper | lower }}",
@@ -50,6 +53,7 @@ const HANDLINGS: [&str; 11] = [
     "{% for c in m.content %}{{ c }}{% endfor %}",
     "<{{ m.content }}",
     "{{ m.content }}>",
+    "<{{ m.content }}>",
     "{{ m.content[:5] }}{{ m.content[5:] }}{{ m.content | length }}",
     "{{ m.content | tojson }}",
     "{{ m.content.split('<channel|>')[-1] }}{{ 'tag' if '<' in m.content }}",
@@ -118,6 +122,37 @@ fn a_template_that_looks_into_contents_sees_all_but_special_tokens() {
     let ids = rendered.tokenize(&vocab).unwrap();
     assert_eq!(vocab.detokenize(&ids, true), rendered.text);
     assert_eq!(ids.iter().filter(|&&id| id == 105).count(), 5, "system, three messages, the model's turn");
+}
+
+/// A special token stands only where every byte of it is the template's.
+#[test]
+fn a_template_around_a_message_makes_no_special_token_of_it() {
+    let around = "{{ bos_token }}{% for m in messages %}<{{ m['content'] }}>{% endfor %}";
+    let (vocab, template) = compile(around);
+    for content in ["turn|", "|turn", "eos", "bos", "mask", "pad", "|channel", " eos"] {
+        let rendered = template.render(&[Message::user(content)], false).unwrap();
+        assert_eq!(rendered.text, format!("<bos><{content}>"));
+        let ids = rendered.tokenize(&vocab).unwrap();
+        assert_eq!(marker_ids(&vocab, &ids), [2], "{content}");
+        assert_eq!(vocab.detokenize(&ids, true), rendered.text);
+    }
+    for (source, contents) in [
+        ("<tu{{ messages[0].content }}|>", &["rn"][..]),
+        ("<{{ messages[0].content | trim }}|>", &[" turn\n"]),
+        ("<{{ messages[0].content[:4] }}|>", &["turnip"]),
+        ("<{{ messages[0].content }}{{ messages[1].content }}>", &["tu", "rn|"]),
+        ("<t{% for c in messages[0].content %}{{ c }}{% endfor %}n|>", &["ur"]),
+    ] {
+        let (vocab, template) = compile(source);
+        let messages: Vec<Message> = contents.iter().map(|c| Message::user(*c)).collect();
+        let rendered = template.render(&messages, false).unwrap();
+        assert_eq!(rendered.text, "<turn|>", "{source}");
+        assert_eq!(marker_ids(&vocab, &rendered.tokenize(&vocab).unwrap()), [0; 0], "{source}");
+    }
+    // The role is the template's to use.
+    let (vocab, template) = compile("<{{ messages[0].role | replace('user', 'turn') }}|>{{ messages[0].content }}");
+    let rendered = template.render(&[Message::user("turn|")], false).unwrap();
+    assert_eq!(rendered.tokenize(&vocab).unwrap()[0], 106);
 }
 
 #[test]
@@ -222,6 +257,98 @@ fn issue_2_nested_lists_do_not_overflow_the_stack() {
     let shallow = "{% set ns = namespace(l=[]) %}{% for i in range(15000) %}{% set ns.l = [ns.l] %}{% endfor %}";
     let brackets = text(&format!("{shallow}{{{{ ns.l }}}}"), &[Message::user("hi")]);
     assert_eq!((brackets.len(), brackets.starts_with("[[["), brackets.ends_with("]]]")), (30_002, true, true));
+}
+
+/// The longest chain of each kind that fits, closed where it has to be.
+fn chains() -> Vec<String> {
+    let chain = |start: &str, link: &str, end: &str| {
+        let n = (MAX_SOURCE - start.len() - end.len()) / link.len();
+        format!("{start}{}{end}", link.repeat(n))
+    };
+    let in_output =
+        [("1", "+1"), ("1", "~1"), ("1", " or 1"), ("1", "**1"), ("1", "==1"), ("x", ".b"), ("x", "()"), ("x", "[0]")];
+    let more =
+        [("", "not ", "1"), ("", "-", "1"), ("1", " if 1 else 1", ""), ("'a'", "|string", ""), ("1", " is odd", "")];
+    let in_output = in_output.iter().map(|(start, link)| chain(&format!("{{{{ {start}"), link, " }}"));
+    let more = more.iter().map(|(start, link, end)| chain(&format!("{{{{ {start}"), link, &format!("{end} }}}}")));
+    let elif = chain("{% if 0 %}", "{% elif 0 %}", "{% endif %}");
+    in_output.chain(more).chain([elif, chain("", "{{1}}", ""), chain("{{ [", "1,", "] }}")]).collect()
+}
+
+#[test]
+fn a_chain_as_long_as_a_template_may_be_overflows_no_stack() {
+    let vocab = trained_vocab();
+    for source in chains() {
+        // Whether it is in order is the template engine's to say; that it says anything is the point.
+        let result = ChatTemplate::new(&source, &vocab).and_then(|t| t.render(&[Message::user("hi")], false));
+        match result {
+            Ok(_) | Err(Error::Template(_)) => {}
+            Err(other) => panic!("{}: {other}", &source[..20]),
+        }
+    }
+    let longer = format!("{}x", "y".repeat(MAX_SOURCE));
+    assert!(fails(&longer).contains("131073 bytes, more than 131072"));
+    assert_eq!(text(&longer[1..], &[Message::user("hi")]).len(), MAX_SOURCE);
+}
+
+#[test]
+fn a_namespace_that_holds_itself_ends_in_an_error() {
+    let own = "{% set ns = namespace(x=1) %}{% set ns.x = ns %}";
+    let two = "{% set ns = namespace() %}{% set n2 = namespace(x=ns) %}{% set ns.x = n2 %}";
+    let many = "{% set ns = namespace() %}{% set ns.x = [ns, ns] %}{% set ns.y = {'a': ns} %}";
+    let lazy = "{% set ns = namespace() %}{% set ns.x = ns | items %}";
+    let deep = "{% set ns = namespace() %}{% set n2 = namespace(l=[ns]) %}{% for i in range(9000) %}{% set n2.l = [n2.l] %}\
+                {% endfor %}{% set ns.x = n2.l %}";
+    for set in [own, two, many, lazy, deep] {
+        for read in [
+            "{{ ns }}",
+            "{{ ns | tojson }}",
+            "{{ ns | string }}",
+            "{{ ns | pprint }}",
+            "{{ ns ~ '' }}",
+            "{{ [ns] }}",
+            "{{ {'a': ns} }}",
+            "{{ ns.x | string }}",
+            "{{ raise_exception(ns) if ns | items | string }}",
+        ] {
+            let error = fails(&format!("{set}{read}"));
+            let expected = ["a namespace refers to itself", "take more than 268435456 bytes"];
+            assert!(expected.iter().any(|why| error.contains(why)), "{set}{read}: {error}");
+        }
+    }
+    for read in [
+        "{{ ns == n2 }}",
+        "{{ [ns, n2] | sort }}",
+        "{{ [ns, n2] | unique | list }}",
+        "{{ {ns: 1} }}",
+        "{{ ns | urlencode }}",
+    ] {
+        let twins = "{% set ns = namespace() %}{% set n2 = namespace() %}{% set ns.x = ns %}{% set n2.x = n2 %}";
+        fails(&format!("{twins}{read}"));
+    }
+    assert!(fails("{{ raise_exception() if 0 else raise_exception(namespace(a=1)) }}").contains(r#"{"a": 1}"#));
+    // Only what reads it is refused.
+    assert_eq!(text(&format!("{own}{{{{ ns.x.x.x is defined }}}}"), &[Message::user("hi")]), "True");
+}
+
+#[test]
+fn odd_arguments_are_no_fault_of_the_program() {
+    let far = "{{ 'abc'[-9223372036854775807:9223372036854775807:-9223372036854775807] }}{{ [1, 2, 3][:9223372036854775807] }}\
+               {{ 'abc'[::-1] }}{{ 'abc'[9223372036854775807:] }}{{ 'abc'[-9223372036854775808:2] }}\
+               {{ 'abc'[2:0:-1] }}{{ 'abc'[0:2:-1] }}{{ [1, 2, 3][::-2] }}{{ ''[::-1] }}{{ [][-1:0:-1] }}{{ 'aé'[:-3:-1] }}";
+    assert_eq!(text(far, &[Message::user("hi")]), "[1, 2, 3]cbaabcb[3, 1][]éa");
+    assert!(fails("{{ {'a': 1}[::-1] }}").contains("cannot be sliced"));
+    assert!(fails("{{ raise_exception(no_such) }}").contains("exception without a text"));
+    assert!(fails("{{ strftime_now(1) }}").contains("string"));
+    assert!(fails("{{ no_such.x[1:] }}{{ debug() }}").contains("undefined"));
+}
+
+#[test]
+fn a_long_reason_is_cut() {
+    for source in ["{{ raise_exception('A' * 60000) }}".to_owned(), format!("{{{{ 1 | {} }}}}", "f".repeat(100_000))] {
+        let error = fails(&source);
+        assert!(error.len() < 1100 && error.contains("bytes in all"), "{} bytes: {}", error.len(), &error[..200]);
+    }
 }
 
 #[test]

@@ -90,6 +90,8 @@ fn issue_2_a_prompt_of_blanks_is_refused_everywhere_alike() {
 #[test]
 fn bytes_must_be_utf8() {
     assert_eq!(text_from_bytes("grüße\0".as_bytes()).unwrap(), "grüße\0");
+    assert_eq!(text_from_bytes(b"\xef\xbb\xbf2 + 2 =").unwrap(), "2 + 2 =", "a byte order mark is no text");
+    assert_eq!(text_from_bytes("a\u{feff}".as_bytes()).unwrap(), "a\u{feff}");
     let error = text_from_bytes(b"abc\xff").unwrap_err().to_string();
     assert!(error.contains("byte 3 (0xFF) is no UTF-8"), "{error}");
     let error = text_from_bytes("ü".as_bytes().split_last().unwrap().1).unwrap_err().to_string();

@@ -159,7 +159,7 @@ pub struct LoadArgs {
     /// Dense matrices on a CUDA device.
     #[arg(long, value_enum, default_value_t = DenseArg::Auto)]
     pub dense: DenseArg,
-    /// Most memory of each GPU to plan with, in GiB [default: all that is free].
+    /// Most memory of each device but the host beside it to plan with, in GiB [default: all that is free].
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     pub memory: Option<u64>,
     /// Keep the experts of the first N layers in the host's memory and send them to the GPU at every pass. 0: none, even if it
@@ -200,8 +200,9 @@ impl LoadArgs {
 /// GiB as bytes.
 fn gibibytes(text: &str) -> Result<u64, String> {
     match text.parse::<f64>() {
-        Ok(n) if n > 0.0 && n <= 1e6 => Ok((n * f64::from(1 << 30)) as u64),
-        _ => Err("give a number above 0, in GiB, such as 22.5".into()),
+        // No less than a byte: 0 bytes would be no limit.
+        Ok(n) if n * f64::from(1 << 30) >= 1.0 && n <= 1e6 => Ok((n * f64::from(1 << 30)) as u64),
+        _ => Err("give a number of at least a byte, in GiB, such as 22.5".into()),
     }
 }
 

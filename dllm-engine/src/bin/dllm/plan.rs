@@ -26,7 +26,7 @@ fn table(plan: &MemoryPlan) -> String {
         ("compute", plan.compute, "intermediate results"),
         ("inputs", plan.inputs, "inputs and state of the passes"),
         ("needed", plan.needed(), ""),
-        ("free", plan.free, ""),
+        ("free", plan.free, if plan.limited { "the limit of --memory" } else { "" }),
         ("weights, mapped", plan.weights_mapped, "used where the file lies; the system may drop them again"),
     ];
     let row =
