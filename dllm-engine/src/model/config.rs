@@ -55,7 +55,7 @@ impl Config {
         let range = dims.canvas + 1..=dims.max_context;
         if !range.contains(&context) {
             let why = format!(
-                "{context} tokens are not in {}..={}, from one canvas to the model's limit",
+                "{context} tokens are not in {}..={}, from one more than a canvas to the model's limit",
                 range.start(),
                 range.end()
             );
@@ -81,7 +81,7 @@ impl Config {
         let in_parts =
             chosen.len() > 1 || matches!(params.offload, Offload::HostExperts(1..) | Offload::HostLayers(1..));
         if in_parts && on_cpu {
-            return Err(Error::argument("offload", "a part in the host's memory needs a GPU for the rest: name one"));
+            return Err(Error::argument("offload", "a part in the host's memory needs a GPU for the rest"));
         }
         let sampling = if device.runs_custom_nodes() { Some(Kernels::get()?) } else { None };
         let kernels = sampling.filter(|_| !in_parts);

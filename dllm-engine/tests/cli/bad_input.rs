@@ -18,25 +18,25 @@ fn refused_answer(option: &str, value: &str, words: &[&str]) {
 
 #[test]
 fn numbers_out_of_range() {
-    refused_answer("--max-tokens", "0", &["max_tokens", "0", "at least 1"]);
-    refused_answer("--max-steps", "0", &["max_steps: 0", "1..=4096"]);
-    refused_answer("--max-steps", "4097", &["max_steps: 4097", "1..=4096"]);
-    refused_answer("--n", "0", &["bad n: 0", "at least one"]);
+    refused_answer("--max-tokens", "0", &["bad --max-tokens: 0", "at least 1"]);
+    refused_answer("--max-steps", "0", &["bad --max-steps: 0", "1..=4096"]);
+    refused_answer("--max-steps", "4097", &["bad --max-steps: 4097", "1..=4096"]);
+    refused_answer("--n", "0", &["bad -n: 0", "at least one"]);
     for bad in ["nan", "inf", "-inf", "-1"] {
-        refused_answer("--t-min", bad, &["t_min"]);
-        refused_answer("--t-max", bad, &["t_max"]);
-        refused_answer("--entropy-bound", bad, &["entropy_bound"]);
+        refused_answer("--t-min", bad, &["bad --t-min"]);
+        refused_answer("--t-max", bad, &["bad --t-max"]);
+        refused_answer("--entropy-bound", bad, &["bad --entropy-bound"]);
     }
-    refused_answer("--stop", "", &["stop", "0 bytes"]);
-    refused_answer("--sampler", "magic", &["sampler: \"magic\"", "entropy-bound"]);
-    refused_answer("--threads", "18446744073709551615", &["threads: 18446744073709551615", "processors"]);
-    refused(&["bench", "--repetitions", "0"], &["repetitions: 0"]);
-    refused(&["bench", "--prompt-tokens", "0"], &["prompt_tokens: 0"]);
-    refused(&["bench", "--steps", "0"], &["max_steps: 0"]);
-    refused(&["plan", "--lanes", "0"], &["lanes: 0", "1..=64"]);
-    refused(&["plan", "--lanes", "65"], &["lanes: 65", "1..=64"]);
-    refused(&["plan", "--ctx", "1000000000000"], &["context: 1000000000000"]);
-    refused_answer("--ctx", "18446744073709551615", &["context: 18446744073709551615"]);
+    refused_answer("--stop", "", &["bad --stop", "0 bytes"]);
+    refused_answer("--sampler", "magic", &["bad --sampler: \"magic\"", "entropy-bound"]);
+    refused_answer("--threads", "18446744073709551615", &["bad --threads: 18446744073709551615", "processors"]);
+    refused(&["bench", "--repetitions", "0"], &["bad --repetitions: 0"]);
+    refused(&["bench", "--prompt-tokens", "0"], &["bad --prompt-tokens: 0"]);
+    refused(&["bench", "--steps", "0"], &["bad --steps: 0", "1..=4096"]);
+    refused(&["plan", "--lanes", "0"], &["bad --lanes: 0", "1..=64"]);
+    refused(&["plan", "--lanes", "65"], &["bad --lanes: 65", "1..=64"]);
+    refused(&["plan", "--ctx", "1000000000000"], &["bad --ctx: 1000000000000"]);
+    refused_answer("--ctx", "18446744073709551615", &["bad --ctx: 18446744073709551615"]);
 }
 
 #[test]
@@ -50,9 +50,13 @@ fn what_is_no_number_is_refused_before_anything_is_loaded() {
 
 #[test]
 fn issue_2_messages_name_the_range_and_the_right_action() {
-    refused_answer("--n", "1025", &["bad n: 1025", "1..=1024", "fewer"]);
-    refused(&["bench", "-r", "10001"], &["repetitions: 10001", "1..=10000", "fewer"]);
-    refused_answer("--t-min", "0.9", &["bad t_min: 0.9", "t_max, which is 0.8 where it is not given"]);
+    refused_answer("--n", "1025", &["bad -n: 1025", "1..=1024", "fewer"]);
+    refused(&["bench", "-r", "10001"], &["bad --repetitions: 10001", "1..=10000", "fewer"]);
+    refused_answer(
+        "--t-min",
+        "0.9",
+        &["bad --t-min: 0.9", "--t-max, which is 0.8 where it is not given", "give --t-max"],
+    );
     let said = |args: &[&str]| {
         let ran = run(args);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""));
@@ -130,14 +134,106 @@ fn a_trace_that_cannot_be_written() {
     assert!(error.contains("cannot create") && error.contains("trace.jsonl"), "{error}");
 }
 
+/// A trace to `path`, with more arguments: the error, where the file must be as it was.
+#[track_caller]
+fn refused_trace(path: &std::path::Path, args: &[&OsStr]) -> String {
+    let before = std::fs::read(path).ok();
+    let trace = [OsStr::new("generate"), OsStr::new("--trace"), path.as_os_str()];
+    let error = run(trace.iter().chain(args)).error();
+    assert!(std::fs::read(path).ok() == before, "{} has changed: {error}", path.display());
+    error
+}
+
+#[test]
+fn a_trace_destroys_nothing() {
+    let os = OsStr::new;
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (old, question, model, link) = (at("old.jsonl"), at("question.txt"), at("model.gguf"), at("link.gguf"));
+    std::fs::write(&old, "a trace of yesterday\n").unwrap();
+    std::fs::write(&question, SUM).unwrap();
+    std::fs::copy(fixtures("nano").join("model.gguf"), &model).unwrap();
+    std::fs::hard_link(&model, &link).unwrap();
+    let names = |error: String| assert!(error.contains("bad --trace") && error.contains("name a new file"), "{error}");
+    names(refused_trace(&old, &[os(SUM)]));
+    names(refused_trace(&question, &[os("--file"), question.as_os_str()]));
+    names(refused_trace(&model, &[os("--model"), model.as_os_str(), os(SUM)]));
+    names(refused_trace(&link, &[os("--model"), model.as_os_str(), os(SUM)]));
+    let folder = refused_trace(dir.path(), &[os(SUM)]);
+    assert!(folder.contains("bad --trace") && folder.contains("is a folder"), "{folder}");
+    refused(&["generate", SUM, "--trace", "-"], &["bad --trace: \"-\"", "name a file"]);
+}
+
+#[test]
+fn a_refused_request_leaves_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace.jsonl");
+    let error = refused_trace(&trace, &[OsStr::new(SUM), OsStr::new("--max-steps"), OsStr::new("0")]);
+    assert!(error.contains("--max-steps: 0") && !trace.exists(), "{error}");
+    let long = "word ".repeat(20_000);
+    let error = refused_trace(&trace, &[OsStr::new(&long)]);
+    assert!(error.contains("4032 fit") && !trace.exists(), "{error}");
+    // An empty file holds nothing that could be lost.
+    std::fs::write(&trace, "").unwrap();
+    assert_eq!(
+        run([OsStr::new("generate"), OsStr::new(SUM), OsStr::new("--trace"), trace.as_os_str()]).ok().trim(),
+        SUM_ANSWER
+    );
+    assert!(std::fs::read_to_string(&trace).unwrap().starts_with("{\"event\":\"start\""));
+}
+
+#[test]
+fn memory_that_is_less_than_a_byte_is_not_no_limit() {
+    for value in ["0", "1e-10", "1e-45", "-1", "nan", "1e7"] {
+        let ran = run(["plan", &format!("--memory={value}")]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{value}");
+        assert!(ran.err.contains("--memory") && ran.err.contains("from 1e-9 to 1e6"), "{}", ran.err);
+    }
+}
+
+#[test]
+fn sizes_of_the_context_are_told_as_they_are() {
+    refused(&["plan", "--ctx", "64"], &["bad --ctx: 64 tokens are not in 65..=4096", "one more than a canvas"]);
+}
+
+#[test]
+fn settings_that_would_do_nothing_are_refused() {
+    let ran = run(["generate", SUM, "--raw", "--think"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""));
+    assert!(ran.err.contains("--raw") && ran.err.contains("--think"), "{}", ran.err);
+}
+
+#[test]
+fn words_that_are_no_option_get_no_empty_tip() {
+    let ran = run(["generate", "--nosuch", "x"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""));
+    assert!(ran.err.contains("--nosuch") && !ran.err.contains("--n <N>"), "{}", ran.err);
+    assert!(ran.err.lines().all(|line| line.trim() != "tip:"), "{}", ran.err);
+    let ran = run(["help", "nosuch"]);
+    assert!(ran.code == Some(2) && ran.err.contains("nosuch") && !ran.err.contains("dllm generate"), "{}", ran.err);
+}
+
+#[test]
+fn a_full_conversation_is_told_how_to_begin_anew() {
+    // The second question's tokens fit, but not behind the first question and its answer.
+    let question = format!("{SUM} {}", "and ".repeat(40));
+    let ran =
+        run_with_input(["chat", "--ctx", "200", "-k", "1"], format!("{question}\n{question}\n{question}\n").as_bytes());
+    assert_eq!(ran.code, Some(2), "{} {}", ran.out, ran.err);
+    assert!(ran.err.contains("the conversation and this question have") && ran.err.contains("/new"), "{}", ran.err);
+}
+
 #[test]
 fn a_device_that_is_not_there() {
     refused_answer("--device", "CUDA77", &["no device \"CUDA77\"", "CPU"]);
     refused(&["plan", "--device", ""], &["no device \"\"", "CPU"]);
-    refused(&["plan", "--device", "CPU,CPU"], &["bad device", "\"CPU,CPU\"", "GPUs only"]);
-    refused(&["plan", "--device", "CPU", "--host-experts", "2"], &["bad offload", "needs a GPU"]);
-    refused(&["plan", "--device", "CPU", "--dense", "half"], &["bad dense", "CUDA", "auto"]);
-    refused(&["plan", "--device", "CPU", "--host-layers", "2"], &["bad offload", "needs a GPU"]);
+    refused(
+        &["plan", "--device", "CPU,CPU"],
+        &["bad --device", "\"CPU,CPU\"", "--host-experts or --host-layers", "GPUs only"],
+    );
+    refused(&["plan", "--device", "CPU", "--host-experts", "2"], &["bad --host-experts: 2", "needs a GPU", "--device"]);
+    refused(&["plan", "--device", "CPU", "--dense", "half"], &["bad --dense", "CUDA", "auto"]);
+    refused(&["plan", "--device", "CPU", "--host-layers", "2"], &["bad --host-layers: 2", "needs a GPU", "--device"]);
 }
 
 /// The commands that read a model, with one at `path`.
@@ -209,7 +305,9 @@ fn fixtures_that_are_none() {
 
 #[test]
 fn a_wrong_line_ends_a_scripted_conversation() {
-    for (input, word) in [("/nonsense\n", "/nonsense"), ("/seed x\n", "bad seed"), ("/think maybe\n", "maybe")] {
+    for (input, word) in
+        [("/nonsense\n", "/nonsense"), ("/seed x\n", "bad seed"), ("/think maybe\n", "maybe"), ("/exit now\n", "now")]
+    {
         let error = run_with_input(["chat"], input.as_bytes()).error();
         assert!(error.contains(word), "{error}");
     }

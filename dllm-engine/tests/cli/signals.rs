@@ -91,6 +91,26 @@ fn issue_2_a_second_ctrl_c_ends_it_at_once_and_whole() {
 }
 
 #[test]
+fn ctrl_c_drops_the_candidates_that_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace.jsonl");
+    let mut command = dllm();
+    command.args(["generate", COUNT, "--json", "-n", "130", "--trace"]).arg(&trace).args(SLOW);
+    let child = command.spawn().unwrap();
+    let begin = Instant::now();
+    while !std::fs::read_to_string(&trace).unwrap_or_default().contains("\"event\":\"step\",\"candidate\":63") {
+        assert!(begin.elapsed() < PATIENCE, "the first candidates never ran");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    signal(&child, Signal::INT);
+    let ran = ran(child.wait_with_output().unwrap());
+    assert_eq!(ran.code, Some(130), "{}", ran.err);
+    assert!(ran.err.contains("66 candidates had not begun"), "{}", ran.err);
+    let value: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(value["candidates"].as_array().unwrap().len(), 64);
+}
+
+#[test]
 fn ctrl_c_ends_a_scripted_conversation() {
     let mut child = dllm().arg("chat").args(SLOW).stdin(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use portable_pty::{Child, CommandBuilder, MasterPty, PtyPair, PtySize, native_pty_system};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::*;
 
 /// Longer than any test may take.
@@ -57,9 +59,18 @@ impl Terminal {
     }
 
     fn send(&self, keys: &str) {
+        self.send_bytes(keys.as_bytes());
+    }
+
+    fn send_bytes(&self, keys: &[u8]) {
         let mut out = self.keys.lock().unwrap();
-        out.write_all(keys.as_bytes()).unwrap();
+        out.write_all(keys).unwrap();
         out.flush().unwrap();
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.child.process_id().and_then(|id| Pid::from_raw(id as i32)).unwrap();
+        kill_process(id, signal).unwrap();
     }
 
     fn contents(&self) -> String {
@@ -185,6 +196,7 @@ fn commands_of_a_conversation() {
         ("/seed x", "bad seed"),
         ("/system Be brief.", "(a new conversation)"),
         ("/think maybe", "neither on nor off"),
+        ("/new x", "/new stands alone"),
         ("/receipt", "no answer yet"),
         ("/help", "forget the conversation"),
     ] {
@@ -249,9 +261,58 @@ fn a_terminal_that_goes_away_ends_it() {
     let terminal = Terminal::start(&["chat"], &[]);
     terminal.wait_for_prompt();
     assert_ne!(modes(&*terminal.pair.master), terminal.modes_before);
-    let id = terminal.child.process_id().and_then(|id| rustix::process::Pid::from_raw(id as i32)).unwrap();
-    rustix::process::kill_process(id, rustix::process::Signal::HUP).unwrap();
+    terminal.signal(Signal::HUP);
     assert_eq!(terminal.end().0, 130);
+}
+
+/// Whether the terminal was told last not to mark what is pasted.
+fn pastes_plainly(written: &str) -> bool {
+    written.rfind("\x1b[?2004l") > written.rfind("\x1b[?2004h")
+}
+
+#[test]
+fn a_request_to_end_at_the_prompt_restores_the_terminal() {
+    for kind in [Signal::TERM, Signal::HUP] {
+        let terminal = Terminal::start(&["chat"], &[]);
+        terminal.wait_for_prompt();
+        terminal.signal(kind);
+        let (code, written) = terminal.end();
+        assert_eq!(code, 130);
+        assert!(written.contains("\x1b[?2004h") && pastes_plainly(&written), "{kind:?}: {written:?}");
+    }
+}
+
+#[test]
+fn a_request_to_end_during_an_answer_ends_the_conversation() {
+    for kind in [Signal::TERM, Signal::HUP] {
+        for environment in [&[][..], &[("TERM", "dumb")]] {
+            let terminal = Terminal::start(&[&["chat"], &SLOW[..]].concat(), environment);
+            terminal.wait_for_prompt();
+            terminal.send(&format!("{COUNT}\r"));
+            terminal.wait_for(if environment.is_empty() { "canvas 2" } else { "3 4 5" });
+            terminal.signal(kind);
+            let (code, written) = terminal.end();
+            assert_eq!(code, 130);
+            assert!(environment.is_empty() == pastes_plainly(&written), "{written:?}");
+            assert!(written.contains("(cancelled)"), "{kind:?}: {written:?}");
+        }
+    }
+}
+
+#[test]
+fn a_line_that_is_no_text_is_told_and_the_conversation_goes_on() {
+    for environment in [&[][..], &[("TERM", "dumb")]] {
+        let terminal = Terminal::start(&["chat"], environment);
+        terminal.wait_for_prompt();
+        terminal.send_bytes(b"\xe4bc\r");
+        terminal.wait_for("UTF-8");
+        terminal.wait_for_prompt();
+        terminal.send(&format!("{SUM}\r"));
+        terminal.wait_until("the answer", |c| c.lines().any(|line| line.trim_end() == SUM_ANSWER));
+        terminal.wait_for_prompt();
+        terminal.send("\x04");
+        assert_eq!(terminal.end().0, 0);
+    }
 }
 
 fn watched() -> Terminal {
@@ -286,8 +347,7 @@ fn issue_2_ctrl_z_gives_the_terminal_back_until_the_program_goes_on() {
     assert!(!terminal.screen.lock().unwrap().screen().hide_cursor());
     std::thread::sleep(Duration::from_millis(400));
     assert_eq!(terminal.contents(), stopped);
-    let id = terminal.child.process_id().and_then(|id| rustix::process::Pid::from_raw(id as i32)).unwrap();
-    rustix::process::kill_process(id, rustix::process::Signal::CONT).unwrap();
+    terminal.signal(Signal::CONT);
     wait_for_modes(false);
     terminal.wait_for("canvas 2");
     assert!(terminal.screen.lock().unwrap().screen().hide_cursor());

@@ -19,10 +19,10 @@ use super::usage::{self, real, whole};
                   the canvas over several denoising steps. Without --model, a tiny model inside the program answers; it \
                   knows sums and a few facts and is there to try things out.",
     after_help = "Examples:\n  \
-        dllm generate '86 + 45 ='                  one answer from the model inside the program\n  \
-        dllm generate --watch --pace 100 '9 * 7 =' the same, with the canvas in view, slowly\n  \
-        dllm chat -m model.gguf                    a conversation\n  \
-        dllm plan model.gguf --ctx 32768           will it fit?\n\n\
+        dllm generate '86 + 45 ='                     one answer from the model inside the program\n  \
+        dllm generate --watch --pace 100 '12 + 30 ='  the same, with the canvas in view, slowly\n  \
+        dllm chat -m model.gguf                       a conversation\n  \
+        dllm plan model.gguf --ctx 32768              will it fit?\n\n\
         Exit codes: 0 done, 1 the answer is no (a parity miss, a plan that does not fit), 2 an error, 130 interrupted.\n\
         `dllm help COMMAND` explains a command and its options."
 )]
@@ -199,10 +199,10 @@ impl LoadArgs {
 
 /// GiB as bytes.
 fn gibibytes(text: &str) -> Result<u64, String> {
-    match text.parse::<f64>() {
-        // No less than a byte: 0 bytes would be no limit.
-        Ok(n) if n * f64::from(1 << 30) >= 1.0 && n <= 1e6 => Ok((n * f64::from(1 << 30)) as u64),
-        _ => Err("give a number of at least a byte, in GiB, such as 22.5".into()),
+    match text.parse::<f64>().map(|n| n * f64::from(1 << 30)) {
+        // 0 would mean: no limit. What is less than a byte must not become that.
+        Ok(bytes) if (1.0..=1e6 * f64::from(1 << 30)).contains(&bytes) => Ok(bytes as u64),
+        _ => Err("give a number from 1e-9 to 1e6, in GiB, such as 22.5".into()),
     }
 }
 
@@ -264,8 +264,8 @@ impl AnswerArgs {
     dllm generate --watch --pace 100 '86 + 45 ='      see the canvas settle, slowly\n  \
     dllm generate --file question.txt --json          one JSON object: text, reasoning, finish_reason, receipt\n  \
     git diff | dllm generate -m model.gguf - --system 'Review this'\n  \
-    dllm generate -n 4 --seed 1 'Spell: garden'       four candidates in one run\n  \
-    dllm generate --candidate 2 --seed 1 'Spell: garden'   the third of them alone\n  \
+    dllm generate -n 4 --seed 1 'Spell the word \"garden\".'   four candidates in one run\n  \
+    dllm generate --candidate 2 --seed 1 'Spell the word \"garden\".'   the third of them alone\n  \
     dllm generate --trace steps.jsonl '86 + 45 ='     every step, one JSON object a line\n\n\
     The answer goes to standard output, everything else to standard error. A line end at the end of a file or pipe is not\n\
     part of the prompt. Ctrl-C ends the answer at the next step and prints what is finished; twice ends at once.")]
@@ -289,9 +289,9 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 0, value_parser = whole::<u64>, conflicts_with = "n")]
     pub candidate: u64,
     /// Take the prompt as it is: no chat template, and special tokens in it are parsed.
-    #[arg(long, conflicts_with = "system")]
+    #[arg(long, conflicts_with_all = ["system", "think"])]
     pub raw: bool,
-    /// Write every step to a file, one JSON object a line.
+    /// Write every step to a new file, one JSON object a line. A file that holds something already is refused.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     #[command(flatten)]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dllm_engine::vocab::TokenKind;
-use dllm_engine::{Completion, Control, Engine, Event, PartTime, Prompt, Request};
+use dllm_engine::{Completion, Control, Engine, Error, Event, PartTime, Prompt, Request};
 use serde::Serialize;
 
 use super::args::BenchArgs;
@@ -88,6 +88,11 @@ fn request(args: &BenchArgs, engine: &Engine) -> Result<Request> {
     };
     if let Some(steps) = args.steps {
         request.denoise.max_steps = Some(steps);
+        // Here the option has another name than elsewhere.
+        engine.settings().with(&request.denoise).map_err(|error| match error {
+            Error::BadArgument { name: "max_steps", why } => bad("steps", why),
+            error => error.into(),
+        })?;
         // No canvas is surer than certain: the stop rule never ends one early.
         request.denoise.confidence_threshold = Some(0.0);
     }

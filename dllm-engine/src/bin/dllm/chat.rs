@@ -1,10 +1,10 @@
 //! `dllm chat`: a conversation in the terminal, or through pipes.
 
-use std::io::{BufRead, IsTerminal, Read};
+use std::io::{BufRead, ErrorKind, IsTerminal, Read};
 use std::sync::Arc;
 
 use dllm_engine::vocab::{MAX_TEXT, Vocab};
-use dllm_engine::{Chat, Completion, FinishReason, Message, ModelInfo, Prompt, Request};
+use dllm_engine::{Chat, Completion, Error, FinishReason, Message, ModelInfo, Prompt, Request, Role};
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 
@@ -54,6 +54,10 @@ pub fn run(args: &ChatArgs) -> Result {
             Line::Text(line) => line,
             Line::End => return Ok(Outcome::Done),
             Line::Interrupt => return Ok(Outcome::Interrupted),
+            Line::Bad(why) => {
+                talk.wrong(why)?;
+                continue;
+            }
         };
         let next = match line.trim() {
             "" => Next::Go,
@@ -63,6 +67,9 @@ pub fn run(args: &ChatArgs) -> Result {
         };
         if let Next::End(outcome) = next {
             return Ok(outcome);
+        }
+        if signal::ending() {
+            return Ok(Outcome::Interrupted);
         }
     }
 }
@@ -111,12 +118,10 @@ impl Talk<'_> {
         }
         let answer = match self.chat.ask(question, &self.request, &mut |event| follow.event(0, &event)) {
             Ok(answer) => answer,
-            Err(error) if self.terminal => {
+            Err(error) => {
                 drop(follow);
-                note(format_args!("error: {error}"));
-                return Ok(Next::Go);
+                return self.wrong(self.in_conversation(error));
             }
-            Err(error) => return Err(error.into()),
         };
         follow.finish(std::slice::from_ref(&answer))?;
         // A request that came after the last step cancels nothing any more, but it was one: a script's run ends.
@@ -137,10 +142,28 @@ impl Talk<'_> {
         Ok(if interrupted && !self.terminal { Next::End(Outcome::Interrupted) } else { Next::Go })
     }
 
+    /// What to say to a question that could not be answered. The prompt is the conversation here.
+    fn in_conversation(&self, error: Error) -> String {
+        let begun = self.chat.messages().iter().any(|message| message.role == Role::User);
+        match error {
+            Error::PromptTooLong { tokens, fits, .. } if begun => {
+                format!(
+                    "the conversation and this question have {tokens} tokens, but {fits} fit: /new begins a new one"
+                )
+            }
+            error => output::words(error),
+        }
+    }
+
     fn command(&mut self, line: &str) -> Result<Next> {
         let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim();
         match (name, rest) {
+            ("/exit" | "/quit" | "/help" | "/new" | "/receipt", more) if !more.is_empty() => {
+                return self.wrong(format_args!(
+                    "{name} stands alone, without {more:?}; a question that begins with / needs //"
+                ));
+            }
             ("/exit" | "/quit", _) => return Ok(Next::End(Outcome::Done)),
             ("/help", _) => note(HELP),
             ("/new", _) => {
@@ -200,6 +223,8 @@ enum Line {
     Text(String),
     End,
     Interrupt,
+    /// What came is no text; more may come.
+    Bad(String),
 }
 
 /// Where the user's lines come from.
@@ -221,12 +246,18 @@ impl Reader {
 
     fn line(&mut self) -> Result<Line> {
         match self {
-            Self::Editor(editor) => match editor.readline(PROMPT) {
-                Ok(line) => Ok(Line::Text(line)),
-                Err(ReadlineError::Eof) => Ok(Line::End),
-                Err(ReadlineError::Interrupted) => Ok(Line::Interrupt),
-                Err(error) => Err(unreadable(error)),
-            },
+            Self::Editor(editor) => {
+                let _editing = signal::Editing::begin();
+                match editor.readline(PROMPT) {
+                    Ok(line) => Ok(Line::Text(line)),
+                    Err(ReadlineError::Eof) => Ok(Line::End),
+                    Err(ReadlineError::Interrupted) => Ok(Line::Interrupt),
+                    Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => Ok(Line::Bad(
+                        "the line has a byte that is no UTF-8: type it again, with the terminal set to UTF-8".into(),
+                    )),
+                    Err(error) => Err(unreadable(error)),
+                }
+            }
             Self::Plain { prompt } => {
                 if *prompt {
                     output::write_text(PROMPT)?;
@@ -241,7 +272,10 @@ impl Reader {
                     }
                     return Ok(Line::End);
                 }
-                Ok(Line::Text(dllm_engine::prompt::text_from_bytes(&bytes)?.to_owned()))
+                Ok(match dllm_engine::prompt::text_from_bytes(&bytes) {
+                    Ok(text) => Line::Text(text.to_owned()),
+                    Err(error) => Line::Bad(error.to_string()),
+                })
             }
         }
     }

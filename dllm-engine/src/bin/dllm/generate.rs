@@ -1,22 +1,22 @@
 //! `dllm generate`, and what it shares with `dllm chat`: following an answer while it is made.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{IsTerminal, LineWriter, Write};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{ErrorKind, IsTerminal, LineWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dllm_engine::vocab::Vocab;
 use dllm_engine::{
-    Completion, Control, Engine, Event, FinishReason, Message, Prompt, Receipt, Request, prompt, sampler,
+    Completion, Control, Engine, Event, FinishReason, Message, ModelInfo, Prompt, Receipt, Request, prompt, sampler,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::{AnswerArgs, GenerateArgs};
 use super::canvas_view::{self, CanvasView};
-use super::output::{self, Failure, Outcome, Result, count, file_error, note};
+use super::output::{self, Failure, Outcome, Result, bad, count, file_error, note};
 use super::signal::Cancellable;
 
 /// Lanes that an engine can have.
@@ -52,10 +52,11 @@ pub fn run(args: &GenerateArgs) -> Result {
     let mut request = request(prompt(args, text), &args.answer)?;
     request.candidate = args.candidate;
     prompt::check(&request.prompt)?;
+    args.trace.as_deref().map_or(Ok(()), Trace::check)?;
     let mut engine = output::load(args.load.params(args.model.source(), args.n.min(MAX_LANES))?)?;
     let mut follow = Follow::new(args.answer.pace);
     if let Some(path) = &args.trace {
-        follow.trace = Some(Trace::create(path, &engine)?);
+        follow.trace = Some(Trace::new(path, &engine));
     }
     if args.watch && canvas_view::supported() {
         follow.view = Some(CanvasView::new(Arc::clone(engine.vocab())));
@@ -64,7 +65,11 @@ pub fn run(args: &GenerateArgs) -> Result {
     let done = answer(&mut engine, request, args.n, &mut follow)?;
     follow.finish(&done)?;
     print(args, &done)?;
-    let interrupted = done.iter().any(|c| c.finish_reason == FinishReason::Cancelled);
+    let dropped = args.n - done.len();
+    if dropped > 0 {
+        note(format_args!("{} had not begun and got no answer", count(dropped, "candidate")));
+    }
+    let interrupted = dropped > 0 || done.iter().any(|c| c.finish_reason == FinishReason::Cancelled);
     Ok(if interrupted { Outcome::Interrupted } else { Outcome::Done })
 }
 
@@ -88,21 +93,30 @@ pub fn request(prompt: Prompt, args: &AnswerArgs) -> Result<Request> {
     Ok(request)
 }
 
-/// One answer, or `n` candidates side by side.
+/// One answer, or `n` candidates side by side. Where the user ends it, those that still wait for a lane get no answer: the
+/// first ones are returned.
 fn answer(engine: &mut Engine, mut request: Request, n: usize, follow: &mut Follow) -> Result<Vec<Completion>> {
     if n == 1 {
         return Ok(vec![engine.generate(&request, &mut |event| follow.event(0, &event))?]);
     }
     // Candidates differ by their number only, so the first one's seed is everyone's.
     request.seed.get_or_insert_with(drawn_seed);
-    let candidate = |i| {
-        let mut request = request.clone();
-        request.candidate = i;
-        request
-    };
-    let requests: Vec<_> = (0..n as u64).map(candidate).collect();
-    let results = engine.generate_all(&requests, &mut |i, event| follow.event(i, &event));
-    Ok(results.into_iter().collect::<dllm_engine::Result<_>>()?)
+    let mut owner = vec![0; engine.info().lanes];
+    let mut done: Vec<Option<Completion>> = Vec::new();
+    loop {
+        while done.len() < n && engine.free() > 0 && !follow.is_ended() {
+            request.candidate = done.len() as u64;
+            owner[engine.admit(&request)?] = done.len();
+            done.push(None);
+        }
+        if engine.running() == 0 {
+            break;
+        }
+        for (lane, result) in engine.step(&mut |lane, event| follow.event(owner[lane], &event)) {
+            done[owner[lane]] = Some(result?);
+        }
+    }
+    Ok(done.into_iter().flatten().collect())
 }
 
 /// A seed of 53 bits, which JSON readers that hold numbers as doubles keep.
@@ -144,7 +158,7 @@ pub fn summary(completion: &Completion) -> String {
     let steps: Vec<_> = r.steps_per_canvas.iter().map(u32::to_string).collect();
     let steps = match steps.len() {
         0 => "no step".into(),
-        1 => format!("{} steps", steps.concat()),
+        1 => count(r.steps_per_canvas.iter().sum::<u32>() as usize, "step"),
         _ => format!("{} steps in {} canvases", steps.join("+"), steps.len()),
     };
     let cut = if completion.converged { "" } else { " · not converged" };
@@ -199,7 +213,12 @@ impl Follow {
         {
             self.failure = Some(failure);
         }
-        if self.failure.is_some() || self.cancellable.requested() { Control::Cancel } else { Control::Continue }
+        if self.is_ended() { Control::Cancel } else { Control::Continue }
+    }
+
+    /// Whether the user wants no more, or something went wrong.
+    fn is_ended(&self) -> bool {
+        self.failure.is_some() || self.cancellable.requested()
     }
 
     fn take(&mut self, candidate: usize, event: &Event<'_>) -> Result<()> {
@@ -267,26 +286,60 @@ impl Follow {
     }
 }
 
-/// Every step of an answer in a file, one JSON object a line, for a timeline.
+/// Every step of an answer in a file, one JSON object a line, for a timeline. The file is made when the answer begins, so
+/// that a refused request leaves none. What a file holds already is never lost: it may be the model or the prompt, by
+/// whatever name.
 struct Trace {
     path: PathBuf,
-    out: LineWriter<File>,
+    out: Option<LineWriter<File>>,
+    info: ModelInfo,
     vocab: Arc<Vocab>,
     /// What the tokens print that occurred.
     pieces: BTreeMap<u32, String>,
 }
 
 impl Trace {
-    fn create(path: &Path, engine: &Engine) -> Result<Self> {
-        let file = File::create(path).map_err(|e| file_error("create", path, e))?;
-        let (out, vocab) = (LineWriter::new(file), Arc::clone(engine.vocab()));
-        let mut trace = Self { path: path.to_owned(), out, vocab, pieces: BTreeMap::new() };
-        let info = engine.info();
-        trace.write(&json!({
-            "event": "start", "model": info.name, "family": info.family, "quantization": info.quantization,
-            "device": info.device, "level": info.level, "canvas": info.canvas,
-        }))?;
-        Ok(trace)
+    fn new(path: &Path, engine: &Engine) -> Self {
+        let (info, vocab) = (engine.info().clone(), Arc::clone(engine.vocab()));
+        Self { path: path.to_owned(), out: None, info, vocab, pieces: BTreeMap::new() }
+    }
+
+    /// Refuses early what [`Self::open`] would refuse, where that can be told without making the file.
+    fn check(path: &Path) -> Result<()> {
+        if path == Path::new("-") {
+            return Err(bad("trace", "\"-\" names no file, and standard output has the answer: name a file"));
+        }
+        match std::fs::metadata(path) {
+            Ok(there) => Self::refuse_content(path, &there),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                let there = std::fs::metadata(folder.unwrap_or(Path::new(".")));
+                there.map(drop).map_err(|e| file_error("create", path, e))
+            }
+            Err(error) => Err(file_error("create", path, error)),
+        }
+    }
+
+    fn refuse_content(path: &Path, there: &Metadata) -> Result<()> {
+        let why = match there.len() {
+            _ if there.is_dir() => "is a folder: name a file".into(),
+            n if n > 0 && there.is_file() => {
+                format!(
+                    "is there already and holds {}: name a new file, or move this one away",
+                    count(n as usize, "byte")
+                )
+            }
+            _ => return Ok(()),
+        };
+        Err(bad("trace", format!("{} {why}", path.display())))
+    }
+
+    fn open(&self) -> Result<LineWriter<File>> {
+        let failed = |e| file_error("create", &self.path, e);
+        // Appending: whatever comes to stand in the file meanwhile, nothing of it is written over.
+        let file = OpenOptions::new().append(true).create(true).open(&self.path).map_err(failed)?;
+        Self::refuse_content(&self.path, &file.metadata().map_err(failed)?)?;
+        Ok(LineWriter::new(file))
     }
 
     fn event(&mut self, candidate: usize, event: &Event<'_>) -> Result<()> {
@@ -316,7 +369,25 @@ impl Trace {
     }
 
     fn write(&mut self, line: &Value) -> Result<()> {
-        writeln!(self.out, "{}", output::escaped(&line.to_string())).map_err(|e| file_error("write", &self.path, e))
+        let mut out = match self.out.take() {
+            Some(out) => out,
+            None => {
+                let (mut out, info) = (self.open()?, &self.info);
+                let start = json!({
+                    "event": "start", "model": info.name, "family": info.family, "quantization": info.quantization,
+                    "device": info.device, "level": info.level, "canvas": info.canvas,
+                });
+                self.put(&mut out, &start)?;
+                out
+            }
+        };
+        self.put(&mut out, line)?;
+        self.out = Some(out);
+        Ok(())
+    }
+
+    fn put(&self, out: &mut LineWriter<File>, line: &Value) -> Result<()> {
+        writeln!(out, "{}", output::escaped(&line.to_string())).map_err(|e| file_error("write", &self.path, e))
     }
 
     fn finish(mut self, done: &[Completion]) -> Result<()> {
@@ -328,6 +399,6 @@ impl Trace {
                 "finish_reason": c.finish_reason, "converged": c.converged, "receipt": c.receipt,
             }))?;
         }
-        self.out.flush().map_err(|e| file_error("write", &self.path, e))
+        self.out.map_or(Ok(()), |mut out| out.flush().map_err(|e| file_error("write", &self.path, e)))
     }
 }

@@ -16,14 +16,16 @@ const SHOWN_CHARS: usize = 100;
 /// What this program would make of the file.
 struct Verdict {
     /// Memory, or why the file cannot be run.
-    plan: dllm_engine::Result<MemoryPlan>,
-    tokenizer: dllm_engine::Result<Tokenizer>,
+    plan: Result<MemoryPlan, String>,
+    tokenizer: Result<Tokenizer, String>,
 }
 
 pub fn run(args: &InspectArgs) -> Result {
     let source = args.file.source();
     let file = Engine::open(&source)?;
-    let verdict = Verdict { plan: Engine::plan(&args.load.params(source, 1)?), tokenizer: Tokenizer::load(&file) };
+    let params = args.load.params(source, 1)?;
+    let plan = Engine::plan(&params).map_err(|error| output::loading(error, &params));
+    let verdict = Verdict { plan, tokenizer: Tokenizer::load(&file).map_err(output::words) };
     match args.json {
         true => output::json(&as_json(&file, &verdict))?,
         false => as_text(&file, &verdict)?,
@@ -164,7 +166,7 @@ fn as_json(file: &Gguf, verdict: &Verdict) -> Json {
     let total = |(ty, (n, elements, bytes)): (String, (usize, u64, u64))| {
         (ty, json!({ "tensors": n, "elements": elements, "bytes": bytes }))
     };
-    let error = |e: &dllm_engine::Error| json!({ "error": e.to_string() });
+    let error = |e: &String| json!({ "error": e });
     json!({
         "path": file.path().display().to_string(),
         "files": file.files(),

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use dllm_engine::params::ModelSource;
 use dllm_engine::vocab::MAX_TEXT;
-use dllm_engine::{Engine, EngineParams, Error, prompt};
+use dllm_engine::{Engine, EngineParams, Error, Offload, prompt};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -65,12 +65,57 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::Message(error.to_string())
+        Self::Message(words(error))
+    }
+}
+
+/// An error of the engine, with arguments named as the command line spells them.
+pub fn words(error: Error) -> String {
+    let Error::BadArgument { name, why } = error else { return error.to_string() };
+    let why = match name {
+        // They name each other.
+        "t_min" | "t_max" => why.replace("t_min", "--t-min").replace("t_max", "--t-max"),
+        "device" => why.replace("`offload`", "--host-experts or --host-layers"),
+        _ => why,
+    };
+    format!("bad {}: {why}", option(name))
+}
+
+/// The option that sets an argument of the engine; the argument's own name where none does.
+fn option(name: &str) -> String {
+    match name {
+        "context" => "--ctx".into(),
+        "n" => "-n".into(),
+        "offload" => "--host-experts or --host-layers".into(),
+        "max_tokens" | "max_steps" | "steps" | "t_min" | "t_max" | "entropy_bound" | "sampler" | "stop" | "seed"
+        | "device" | "level" | "kv" | "dense" | "threads" | "memory" | "lanes" | "repetitions" | "prompt_tokens"
+        | "breakdown" | "trace" => format!("--{}", name.replace('_', "-")),
+        other => other.into(),
+    }
+}
+
+/// An error of loading or planning with these parameters.
+pub fn loading(error: Error, params: &EngineParams) -> String {
+    match (error, params.offload) {
+        (Error::BadArgument { name: "offload", why }, Offload::HostExperts(n)) => {
+            format!("bad --host-experts: {n}: {why}: change it, leave it out, or name another --device")
+        }
+        (Error::BadArgument { name: "offload", why }, Offload::HostLayers(n)) => {
+            format!("bad --host-layers: {n}: {why}: change it, leave it out, or name another --device")
+        }
+        // Nobody gave it.
+        (Error::BadArgument { name: "context", why }, _) if params.context == 0 => {
+            format!("the context that is taken without --ctx does not do: {why}: give one with --ctx")
+        }
+        (error, _) => words(error),
     }
 }
 
 impl From<io::Error> for Failure {
     /// An error of standard output; those of files are made with [`file_error`].
+    ///
+    /// A standard output that was closed before the program began gives none: std opens the null device in its place, which
+    /// cannot be told from one that the caller gave.
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::Closed,
@@ -190,12 +235,12 @@ pub fn load(params: EngineParams) -> Result<Engine> {
         ModelSource::Path(path) => std::fs::metadata(path).is_ok_and(|m| m.len() > LARGE),
     };
     let bar = if large { progress("loading", "{bytes} of {total_bytes}") } else { ProgressBar::hidden() };
-    let engine = Engine::load_with(params, &mut |done, total| {
+    let engine = Engine::load_with(params.clone(), &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    Ok(engine?)
+    engine.map_err(|error| Failure::Message(loading(error, &params)))
 }
 
 /// A bar on standard error, which shows nothing where that is no terminal. `count` is indicatif's template for the numbers.

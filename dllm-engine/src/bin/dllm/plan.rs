@@ -4,10 +4,11 @@ use dllm_engine::{Dense, Engine, MemoryPlan};
 use serde_json::json;
 
 use super::args::PlanArgs;
-use super::output::{self, Outcome, Result, bytes, count};
+use super::output::{self, Failure, Outcome, Result, bytes, count};
 
 pub fn run(args: &PlanArgs) -> Result {
-    let plan = Engine::plan(&args.load.params(args.file.source(), args.lanes)?)?;
+    let params = args.load.params(args.file.source(), args.lanes)?;
+    let plan = Engine::plan(&params).map_err(|error| Failure::Message(output::loading(error, &params)))?;
     if args.json {
         let mut value = json!(plan);
         value["needed"] = plan.needed().into();

@@ -10,6 +10,10 @@ use super::output::{INTERRUPTED, note};
 static CANCELLABLE: AtomicBool = AtomicBool::new(false);
 /// The user wants that work to end.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
+/// The system wants the program to end, or its terminal has gone: when that work has ended, so does the program.
+static ENDING: AtomicBool = AtomicBool::new(false);
+/// A line editor has the terminal and has asked it to mark what is pasted.
+static EDITING: AtomicBool = AtomicBool::new(false);
 /// The cursor is hidden.
 static HIDDEN: AtomicBool = AtomicBool::new(false);
 /// A picture is being drawn.
@@ -21,10 +25,11 @@ static RESUMED: AtomicBool = AtomicBool::new(false);
 /// Ctrl-\ and Ctrl-Z keep their meaning, but find the terminal as it was.
 ///
 /// The first request ends cancellable work at its next step. A second one, or one outside such work, ends the program.
+/// After the system's request or the terminal's closing the program ends with that work: see [`ending`].
 pub fn install() {
     modes::remember();
     modes::watch();
-    if let Err(error) = ctrlc::set_handler(on_request) {
+    if let Err(error) = ctrlc::set_handler(|| on_request(false)) {
         note(format_args!("warning: Ctrl-C will end the program at once: {error}"));
     }
     std::panic::set_hook(Box::new(|panic| {
@@ -33,7 +38,12 @@ pub fn install() {
     }));
 }
 
-fn on_request() {
+/// `end`: the program is to end, not only its work.
+fn on_request(end: bool) {
+    // Before the question whether work goes on: whoever ends work looks at this after it.
+    if end {
+        ENDING.store(true, SeqCst);
+    }
     if CANCELLABLE.load(SeqCst) && !REQUESTED.swap(true, SeqCst) {
         return;
     }
@@ -63,13 +73,21 @@ fn terminal() -> MutexGuard<'static, ()> {
 
 fn put_back() {
     modes::restore();
+    if EDITING.load(SeqCst) {
+        put("\x1b[?2004l");
+    }
     show_cursor();
+}
+
+fn put(codes: &str) {
+    let mut err = std::io::stderr();
+    // The terminal may have gone.
+    let _ = err.write_all(codes.as_bytes()).and_then(|()| err.flush());
 }
 
 fn show_cursor() {
     if HIDDEN.swap(false, SeqCst) {
-        let mut err = std::io::stderr();
-        let _ = err.write_all(b"\x1b[0m\x1b[?25h").and_then(|()| err.flush());
+        put("\x1b[0m\x1b[?25h");
     }
 }
 
@@ -78,12 +96,17 @@ pub fn was_requested() -> bool {
     REQUESTED.load(SeqCst)
 }
 
+/// Whether the program is to end now that no work goes on.
+pub fn ending() -> bool {
+    ENDING.load(SeqCst)
+}
+
 /// Work that Ctrl-C ends gently, while this lives.
 pub struct Cancellable(());
 
 impl Cancellable {
     pub fn begin() -> Self {
-        REQUESTED.store(false, SeqCst);
+        REQUESTED.store(ENDING.load(SeqCst), SeqCst);
         CANCELLABLE.store(true, SeqCst);
         Self(())
     }
@@ -97,6 +120,22 @@ impl Cancellable {
 impl Drop for Cancellable {
     fn drop(&mut self) {
         CANCELLABLE.store(false, SeqCst);
+    }
+}
+
+/// A line editor that marks pasted text has the terminal, while this lives.
+pub struct Editing(());
+
+impl Editing {
+    pub fn begin() -> Self {
+        EDITING.store(true, SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Editing {
+    fn drop(&mut self) {
+        EDITING.store(false, SeqCst);
     }
 }
 
@@ -122,7 +161,7 @@ fn still() {
     let _terminal = terminal();
     modes::mute();
     HIDDEN.store(true, SeqCst);
-    let _ = std::io::stderr().write_all(b"\x1b[?25l");
+    put("\x1b[?25l");
 }
 
 /// Whether the program was stopped since the last call. Then a picture begins anew.
@@ -132,17 +171,18 @@ pub fn resumed() -> bool {
 
 #[cfg(unix)]
 mod modes {
+    use std::io;
     use std::sync::OnceLock;
     use std::sync::atomic::Ordering::SeqCst;
 
     use rustix::process::getpgrp;
     use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
-    use signal_hook::consts::{SIGQUIT, SIGTSTP};
+    use signal_hook::consts::{SIGHUP, SIGQUIT, SIGTERM, SIGTSTP};
     use signal_hook::iterator::Signals;
     use signal_hook::low_level::emulate_default_handler;
 
     use super::super::output::note;
-    use super::{DRAWING, RESUMED, restore_terminal, still};
+    use super::{DRAWING, EDITING, RESUMED, on_request, put, restore_terminal, still};
 
     /// The modes that the terminal had when the program started.
     static MODES: OnceLock<Termios> = OnceLock::new();
@@ -174,8 +214,18 @@ mod modes {
         }
     }
 
+    /// The system's request to end, and the terminal's closing.
+    fn watch_requests() -> io::Result<()> {
+        let mut signals = Signals::new([SIGTERM, SIGHUP])?;
+        let watch = move || signals.forever().for_each(|_| on_request(true));
+        std::thread::Builder::new().spawn(watch).map(drop)
+    }
+
     /// Ctrl-\ and Ctrl-Z do what they always do, after the terminal has been restored.
     pub fn watch() {
+        if let Err(error) = watch_requests() {
+            note(format_args!("warning: a request to end will end the program at once: {error}"));
+        }
         let mut signals = match Signals::new([SIGQUIT, SIGTSTP]) {
             Ok(signals) => signals,
             Err(error) => return note(format_args!("warning: Ctrl-Z may leave the terminal without echo: {error}")),
@@ -190,7 +240,12 @@ mod modes {
                 match now {
                     _ if DRAWING.load(SeqCst) => still(),
                     // A line editor's.
-                    Ok(modes) => set(&modes),
+                    Ok(modes) => {
+                        set(&modes);
+                        if EDITING.load(SeqCst) {
+                            put("\x1b[?2004h");
+                        }
+                    }
                     Err(_) => {}
                 }
             }
@@ -203,5 +258,6 @@ mod modes {
     pub fn remember() {}
     pub fn restore() {}
     pub fn mute() {}
+    // When its window is closed, the system ends the program itself.
     pub fn watch() {}
 }

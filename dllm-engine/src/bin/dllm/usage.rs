@@ -42,10 +42,12 @@ pub fn refuse(mut error: clap::Error, arguments: &[OsString]) -> Result<u8> {
     // A name of one letter is similar to every other.
     let tiny = |value: &ContextValue| matches!(value, ContextValue::String(name) if name.len() < "--xy".len());
     if error.get(ContextKind::SuggestedArg).is_some_and(tiny) {
-        error.insert(ContextKind::SuggestedArg, ContextValue::None);
+        error.remove(ContextKind::SuggestedArg);
+        // It is the one of the suggestion.
+        error.remove(ContextKind::Usage);
     }
     if error.kind() == ErrorKind::InvalidSubcommand
-        && let Some(text) = arguments.get(1)
+        && let Some(text) = arguments.get(1).filter(|text| *text != "help")
     {
         let tip = format!("to have a prompt answered: dllm generate {:?}", text.to_string_lossy());
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
