@@ -15,16 +15,6 @@ fn a_limit_of_memory_is_named_where_it_is_too_small() {
     assert_eq!(run(["plan", "--json"]).json()["limited"], false);
 }
 
-/// 0 bytes would mean no limit.
-#[test]
-fn a_limit_below_a_byte_is_refused() {
-    for limit in ["1e-10", "9e-10", "1e-45", "0", "NaN"] {
-        let ran = run(["plan", "--memory", limit]);
-        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{limit}: {}", ran.err);
-        assert!(ran.err.contains("--memory") && ran.err.contains("at least a byte"), "{limit}: {}", ran.err);
-    }
-}
-
 #[test]
 #[cfg(target_os = "linux")]
 fn a_system_that_does_not_tell_its_memory_is_an_error() {
