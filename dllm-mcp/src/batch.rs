@@ -109,9 +109,10 @@ pub struct Survey {
     lines: Vec<u64>,
 }
 
-fn hash(line: &str) -> u64 {
+/// A hash to tell a line from another one, within this process.
+pub(crate) fn hash(line: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    hasher.write(line.as_bytes());
+    hasher.write(line);
     hasher.finish()
 }
 
@@ -124,7 +125,7 @@ pub fn survey(input: &Input, recipe: &Recipe, done: &HashSet<String>) -> Result<
     let mut survey = Survey::default();
     let mut seen = HashSet::new();
     while let Some((number, line)) = lines.next().map_err(|e| input.fault(&e))? {
-        match line.and_then(|line| Ok((hash(&line), recipe.item(number, &line)?))) {
+        match line.and_then(|line| Ok((hash(line.as_bytes()), recipe.item(number, &line)?))) {
             Ok((_, item)) if !seen.insert(item.id.clone()) => {
                 survey.reject(number, format!("the id {:?} came before", item.id))
             }
@@ -211,7 +212,7 @@ impl BatchRun {
             match self.lines.next() {
                 Ok(Some((number, line))) => {
                     // What the survey rejected is passed over here.
-                    let item = line.and_then(|line| Ok((hash(&line), self.recipe.item(number, &line)?)));
+                    let item = line.and_then(|line| Ok((hash(line.as_bytes()), self.recipe.item(number, &line)?)));
                     if let Ok((hash, Item { id, ask })) = item
                         && self.seen.insert(id.clone())
                     {
@@ -278,8 +279,8 @@ impl BatchRun {
 
     /// Ends the job. Whoever hears of it can write the same output at once: its lock goes first.
     pub fn end(self) {
-        let Self { job, output, fault, .. } = self;
-        let fault = fault.or_else(|| output.check().err()).or_else(|| job.over());
+        let Self { job, mut output, fault, .. } = self;
+        let fault = fault.or_else(|| output.verify().err()).or_else(|| job.over());
         drop(output);
         job.finish(fault);
     }

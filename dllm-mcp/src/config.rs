@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -69,6 +69,29 @@ pub struct Config {
 }
 
 impl Config {
+    /// Reads arguments and environment; ends the program with a message where they are wrong. An empty variable counts as
+    /// none: hosts pass those for settings that were left blank.
+    pub fn read() -> Self {
+        let command = Self::command().mut_args(|arg| match arg.get_env().and_then(std::env::var_os) {
+            Some(value) if value.is_empty() => arg.env(None::<&str>),
+            _ => arg,
+        });
+        Self::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit())
+    }
+
+    /// Refuses a token that no caller could send.
+    ///
+    /// # Errors
+    /// A sentence for the operator.
+    pub fn check_token(&self) -> Result<(), String> {
+        match &self.http_token {
+            Some(token) if token.trim() != token || !token.chars().all(|c| c == ' ' || c.is_ascii_graphic()) => {
+                Err("DLLM_HTTP_TOKEN is blank, or has characters that cannot be sent: use printable ASCII without blanks around".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The defaults, with everything written below one folder: for tests and embedding.
     pub fn in_folder(state_dir: impl Into<PathBuf>) -> Self {
         Self {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dllm_engine::{
-    Completion, Control, Engine, EngineParams, Event, FinishReason, ModelSource, Pin, Step, vocab::Vocab,
+    Completion, Control, Engine, EngineParams, Event, FinishReason, ModelSource, Pin, Request, Step, vocab::Vocab,
 };
 use serde_json::{Value, json};
 
@@ -257,6 +257,7 @@ impl Backend for EngineBackend {
         let mut gaps = Vec::new();
         if !ask.pieces.is_empty() {
             (request.pins, gaps, request.max_tokens) = lay_out(engine, &ask.pieces)?;
+            check_room(engine, &request)?;
         }
         let max_steps = u64::from(request.denoise.max_steps.unwrap_or(engine.settings().max_steps));
         let canvases = request.max_tokens.div_ceil(engine.info().canvas.max(1)) as u64;
@@ -357,6 +358,22 @@ fn lay_out(engine: &Engine, pieces: &[Piece]) -> Result<(Vec<Pin>, Vec<Range<usi
         }
     }
     Ok((pins, gaps, at.max(1)))
+}
+
+/// Gaps have fixed lengths, so a text that does not fit is refused: the engine would cut it off.
+fn check_room(engine: &Engine, request: &Request) -> Result<()> {
+    let shape = engine.shape();
+    let prompt = engine.encode(&request.prompt, request.thinking)?.len();
+    // Whole canvases behind the prompt. A prompt without room for one is told by the engine.
+    let room = shape.context.saturating_sub(prompt) / shape.canvas.max(1) * shape.canvas;
+    if room == 0 || request.max_tokens <= room {
+        return Ok(());
+    }
+    let (context, asked) = (shape.context, request.max_tokens);
+    let why = format!(
+        "text and gaps have {asked} tokens, {room} fit behind a prompt of {prompt} (context {context}): ask for shorter gaps"
+    );
+    Err(Fault::argument("template", why))
 }
 
 fn to_answer(engine: &Engine, completion: Completion, running: Option<Running>) -> Answer {

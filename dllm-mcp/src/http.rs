@@ -4,15 +4,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Json, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rmcp::model::JsonRpcMessage;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio::net::{TcpListener, TcpStream};
@@ -20,7 +22,9 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
+use crate::lines;
 use crate::server::Server;
+use crate::sessions::{SESSION, Sessions};
 
 /// Longest body: as the longest line of the other transport.
 const MAX_BODY: usize = 16 * 1024 * 1024;
@@ -35,11 +39,13 @@ pub struct Limits {
     pub read: Duration,
     /// Connections at the same time; more wait until one ends.
     pub connections: usize,
+    /// Sessions at the same time; a new one ends the one that is missed least.
+    pub sessions: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { read: Duration::from_secs(30), connections: 256 }
+        Self { read: Duration::from_secs(30), connections: 256, sessions: 256 }
     }
 }
 
@@ -119,12 +125,14 @@ fn router(server: Server, token: Option<&str>, limits: Limits, ending: Cancellat
         .with_allowed_hosts(["localhost", "127.0.0.1", "::1"])
         .with_allowed_origins(["http://localhost:*", "http://127.0.0.1:*", "http://[::1]:*"])
         .with_cancellation_token(ending);
-    let mcp = StreamableHttpService::new(move || Ok(server.clone()), Arc::new(LocalSessionManager::default()), config);
+    let manager = Arc::<LocalSessionManager>::default();
+    let sessions = Arc::new(Sessions::new(Arc::clone(&manager), limits.sessions));
+    let mcp = StreamableHttpService::new(move || Ok(server.clone()), manager, config);
     let mut app = Router::new().nest_service("/mcp", mcp);
     // What is added last is asked first.
-    app = app.layer(middleware::from_fn(move |request, next| whole_body(limits, request, next)));
+    app = app.layer(middleware::from_fn(move |request, next| whole_body(limits, Arc::clone(&sessions), request, next)));
     if let Some(token) = token {
-        let expected = format!("Bearer {token}");
+        let expected = token.to_owned();
         app = app.layer(middleware::from_fn(move |request, next| check(expected.clone(), request, next)));
     }
     app.route("/health", get(|| async { "ok\n" })).layer(middleware::from_fn(local_only))
@@ -155,10 +163,24 @@ fn is_local(origin: &str) -> bool {
 }
 
 /// Reads the body before the request goes on, so that a slow one holds a connection for a limited time.
-async fn whole_body(limits: Limits, request: Request, next: Next) -> Response {
+async fn whole_body(limits: Limits, sessions: Arc<Sessions>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     match tokio::time::timeout(limits.read, to_bytes(body, MAX_BODY)).await {
-        Ok(Ok(bytes)) => next.run(Request::from_parts(parts, Body::from(bytes))).await,
+        Ok(Ok(bytes)) => {
+            let request = match read(&parts, &bytes) {
+                Ok(request) => request,
+                Err(answer) => return *answer,
+            };
+            let session = session_of(&parts.headers);
+            if let (Some(id), true) = (&session, request) {
+                sessions.used(id);
+            }
+            let response = next.run(Request::from_parts(parts, Body::from(bytes))).await;
+            if let (None, Some(id)) = (&session, session_of(response.headers())) {
+                sessions.began(&id).await;
+            }
+            response
+        }
         Ok(Err(_)) => {
             (StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MAX_BODY} bytes, or was broken off\n"))
                 .into_response()
@@ -169,9 +191,36 @@ async fn whole_body(limits: Limits, request: Request, next: Next) -> Response {
     }
 }
 
+fn session_of(headers: &HeaderMap) -> Option<String> {
+    headers.get(SESSION).and_then(|id| id.to_str().ok()).map(str::to_owned)
+}
+
+/// Reads the message of a body, to answer by the protocol what is none. Tells whether it wants an answer; opening the
+/// stream of a session counts as that, too.
+fn read(head: &Parts, body: &[u8]) -> Result<bool, Box<Response>> {
+    let kind = head.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("");
+    // What is not said to be JSON is refused for that.
+    if head.method != Method::POST || !kind.trim_start().to_ascii_lowercase().starts_with("application/json") {
+        return Ok(head.method == Method::GET);
+    }
+    let refused = |response: Response| Err(Box::new(response));
+    match lines::message(body) {
+        Ok(message) => Ok(matches!(message, JsonRpcMessage::Request(_))),
+        Err(Some(answer)) => refused((StatusCode::BAD_REQUEST, Json(answer)).into_response()),
+        Err(None) if body.trim_ascii().is_empty() => {
+            refused((StatusCode::BAD_REQUEST, "the body is empty: it wants a JSON-RPC message\n").into_response())
+        }
+        // A notification that cannot be read: nobody waits for an answer.
+        Err(None) => refused(StatusCode::ACCEPTED.into_response()),
+    }
+}
+
 async fn check(expected: String, request: Request, next: Next) -> Response {
     let given = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
-    if given.is_some_and(|given| same(given, expected.as_bytes())) {
+    let token = given.and_then(|given| given.split_at_checked("Bearer ".len()));
+    // The scheme's case does not matter, the token's does.
+    if token.is_some_and(|(scheme, token)| scheme.eq_ignore_ascii_case(b"Bearer ") && same(token, expected.as_bytes()))
+    {
         return next.run(request).await;
     }
     (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], "a bearer token is needed\n").into_response()

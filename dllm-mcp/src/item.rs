@@ -155,7 +155,11 @@ impl Recipe {
         let id = match fields.remove("id") {
             None => format!("line-{number}"),
             Some(Value::String(id)) if !id.is_empty() && id.len() <= 256 => id,
-            Some(Value::Number(id)) => id.to_string(),
+            Some(Value::Number(id)) if id.is_i64() || id.is_u64() => id.to_string(),
+            // Its digits are lost: two of them may look the same.
+            Some(Value::Number(id)) => {
+                return Err(Fault::argument("id", format!("{id} is no integer of 64 bits: give it as text")));
+            }
             Some(other) => {
                 return Err(Fault::argument("id", format!("{} is no text of 1 to 256 bytes", short(&other))));
             }
@@ -176,6 +180,7 @@ impl Recipe {
             }
             prompt
         } else {
+            fields.insert("id".to_owned(), Value::String(id.clone()));
             fill(&self.template, &fields)?
         };
         let request = settings.request(&prompt, &system, None)?;
@@ -208,6 +213,9 @@ fn fill(template: &str, fields: &Map<String, Value>) -> Result<String> {
         match fields.get(name.trim()) {
             Some(Value::String(text)) => out.push_str(text),
             Some(other) => out.push_str(&other.to_string()),
+            None if matches!(name.trim(), "system" | "overrides") => {
+                return Err(Fault::argument("template", format!("{} is a setting of items, no variable", name.trim())));
+            }
             None => return Err(Fault::argument(name.trim(), "the template wants it, the item has none")),
         }
         rest = after;
@@ -251,6 +259,26 @@ mod tests {
         assert_eq!((item.id.as_str(), prompt(&item)), ("x", "86 + 45 ="));
         let missing = recipe("{{a}} {{c}}").item(1, r#"{"a":1}"#).unwrap_err();
         assert!(missing.message.starts_with("bad c:"), "{missing}");
+    }
+
+    #[test]
+    fn a_number_as_id_keeps_its_digits_or_is_refused() {
+        let id = |number: &str| recipe("").item(1, &format!(r#"{{"id":{number},"prompt":"p"}}"#)).map(|item| item.id);
+        for number in ["0", "-7", "12345678901234567890", "18446744073709551615", "-9223372036854775808"] {
+            assert_eq!(id(number).unwrap(), number);
+        }
+        for number in ["12345678901234567890123", "18446744073709551616", "1.5", "1e3", "-0.0"] {
+            assert!(id(number).unwrap_err().message.starts_with("bad id:"), "{number}");
+        }
+    }
+
+    #[test]
+    fn the_id_is_a_variable_and_settings_are_none() {
+        let line = r#"{"id":"7","x":1,"system":"s"}"#;
+        let item = recipe("{{id}} + {{x}} =").item(1, line).unwrap();
+        assert_eq!(item.ask.request.prompt, recipe("7 + {{x}} =").item(1, line).unwrap().ask.request.prompt);
+        assert_eq!(prompt(&recipe("{{id}}").item(3, "{}").unwrap()), "line-3");
+        assert!(recipe("{{system}}").item(1, line).unwrap_err().message.contains("no variable"));
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub mod queue;
 pub mod reply;
 pub mod resources;
 pub mod server;
+mod sessions;
 pub mod stdio;
 pub mod tools;
 pub mod worker;

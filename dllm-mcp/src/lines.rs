@@ -1,11 +1,14 @@
 //! JSON-RPC over lines, as a transport of the protocol's library. Unlike the library's own it answers each line that is no
 //! message, so that a client that wrote one does not wait for ever.
 
+use std::collections::HashSet;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as Guard, PoisonError};
 
 use rmcp::ErrorData;
-use rmcp::model::RequestId;
+use rmcp::model::{
+    ClientNotification, ClientRequest, GetMeta, JsonRpcMessage, JsonRpcRequest, ProtocolVersion, RequestId,
+};
 use rmcp::service::{RoleServer, RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 use serde::Serialize;
@@ -26,13 +29,18 @@ pub struct Lines<R, W> {
     output: Arc<Mutex<W>>,
     /// An answer that is not sent yet.
     answer: Option<Value>,
+    /// Whether a request has begun the session. Before it the library takes a message without an id for the end.
+    begun: bool,
+    /// Requests without an answer so far.
+    open: Arc<Guard<HashSet<RequestId>>>,
 }
 
 impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<R, W> {
     /// A transport over two streams.
     pub fn new(input: R, output: W) -> Self {
         let output = Arc::new(Mutex::new(output));
-        Self { input: BufReader::new(input), line: Vec::new(), too_long: false, output, answer: None }
+        let (input, open) = (BufReader::new(input), Arc::default());
+        Self { input, line: Vec::new(), too_long: false, output, answer: None, begun: false, open }
     }
 
     /// Reads up to the end of a line into `line`; `false` at the end of the input. May be dropped and called again.
@@ -57,6 +65,51 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Lines<
             }
         }
     }
+
+    /// Looks at a message before the library does. `None` passes it over, an error is its answer.
+    fn admit(&mut self, message: RxJsonRpcMessage<RoleServer>) -> Result<Option<RxJsonRpcMessage<RoleServer>>, Value> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        match message {
+            JsonRpcMessage::Request(mut request) => {
+                if !open.insert(request.id.clone()) {
+                    let why = "a request with this id is not answered yet: give each request an id of its own";
+                    return Err(refusal(&ErrorData::invalid_request(why, None), Some(request.id)));
+                }
+                self.begun |= begins(&mut request);
+                Ok(Some(JsonRpcMessage::Request(request)))
+            }
+            _ if !self.begun => Ok(None),
+            JsonRpcMessage::Notification(told) => {
+                // The library answers a request no more that was cancelled.
+                if let ClientNotification::CancelledNotification(cancelled) = &told.notification
+                    && let Some(id) = &cancelled.params.request_id
+                {
+                    open.remove(id);
+                }
+                Ok(Some(JsonRpcMessage::Notification(told)))
+            }
+            other => Ok(Some(other)),
+        }
+    }
+}
+
+/// Whether the library begins a session with a request: `initialize`, or one that brings what `initialize` would tell.
+fn begins(request: &mut JsonRpcRequest<ClientRequest>) -> bool {
+    match &mut request.request {
+        ClientRequest::InitializeRequest(initialize) => {
+            // A protocol without this request cannot be agreed on by it. The library would say so, and yet speak it.
+            if !initialize.params.protocol_version.has_initialize() {
+                initialize.params.protocol_version = ProtocolVersion::LATEST_WITH_INITIALIZE;
+            }
+            true
+        }
+        ClientRequest::PingRequest(_) | ClientRequest::DiscoverRequest(_) => false,
+        other => {
+            let meta = other.get_meta();
+            meta.missing_required_keys(&ProtocolVersion::NO_INITIALIZE).is_empty()
+                && meta.protocol_version().is_some_and(|version| ProtocolVersion::KNOWN_VERSIONS.contains(&version))
+        }
+    }
 }
 
 impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Transport<RoleServer> for Lines<R, W> {
@@ -64,6 +117,14 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Transp
 
     fn send(&mut self, message: TxJsonRpcMessage<RoleServer>) -> impl Future<Output = io::Result<()>> + Send + 'static {
         let output = Arc::clone(&self.output);
+        let answered = match &message {
+            JsonRpcMessage::Response(response) => Some(&response.id),
+            JsonRpcMessage::Error(error) => error.id.as_ref(),
+            _ => None,
+        };
+        if let Some(id) = answered {
+            self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        }
         async move { write(&mut *output.lock().await, &message).await }
     }
 
@@ -92,7 +153,11 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> Transp
                 message(&line)
             };
             match read {
-                Ok(message) => return Some(message),
+                Ok(message) => match self.admit(message) {
+                    Ok(Some(message)) => return Some(message),
+                    Ok(None) => tracing::debug!("a message before the session began is passed over"),
+                    Err(answer) => self.answer = Some(answer),
+                },
                 Err(answer) => self.answer = answer,
             }
         }
@@ -116,7 +181,7 @@ fn refusal(error: &ErrorData, id: Option<RequestId>) -> Value {
 }
 
 /// Reads a message. Otherwise what to answer; nothing for what wants no answer.
-fn message(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Option<Value>> {
+pub(crate) fn message(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Option<Value>> {
     let line = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line).trim_ascii();
     if line.is_empty() {
         return Err(None);
@@ -126,7 +191,7 @@ fn message(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Option<Value>> {
         Err(error) => error,
     };
     let value: Value = serde_json::from_slice(line)
-        .map_err(|e| refusal(&ErrorData::parse_error(format!("the line is no JSON: {e}"), None), None))?;
+        .map_err(|e| refusal(&ErrorData::parse_error(format!("this is no JSON: {e}"), None), None))?;
     let id = match &value["id"] {
         Value::String(id) => Some(RequestId::String(id.as_str().into())),
         Value::Number(id) => id.as_i64().map(RequestId::Number),
@@ -141,7 +206,7 @@ fn message(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Option<Value>> {
             Err(Some(refusal(&ErrorData::invalid_params(why, None), id)))
         }
         _ => {
-            let why = "the line is no JSON-RPC 2.0 request: it wants jsonrpc, id, method, and params as an object";
+            let why = "this is no JSON-RPC 2.0 request: it wants jsonrpc, id, method, and params as an object";
             Err(Some(refusal(&ErrorData::invalid_request(why, None), id)))
         }
     }

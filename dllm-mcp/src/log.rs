@@ -48,6 +48,7 @@ impl Log {
     /// # Errors
     /// Why the filter cannot be used.
     pub fn init(self, filter: &str) -> Result<(), String> {
+        check_words(filter)?;
         let filter = EnvFilter::try_new(filter).map_err(|e| format!("bad --log {filter:?}: {e}"))?;
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(filter)
@@ -56,6 +57,19 @@ impl Log {
             .log_internal_errors(false)
             .with_writer(Mutex::new(self));
         subscriber.try_init().map_err(|e| format!("cannot start the log: {e}"))
+    }
+}
+
+/// Refuses a misspelt level: the filter would take it for the name of a module, and nothing would be logged.
+fn check_words(filter: &str) -> Result<(), String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let level = |word: &str| LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    match filter.split(',').map(str::trim).find(|word| !word.is_empty() && !word.contains(['=', '[']) && !level(word)) {
+        Some(word) => Err(format!(
+            "bad --log {filter:?}: {word:?} is none of {}; for one module write as dllm_mcp=debug",
+            LEVELS.join(", ")
+        )),
+        None => Ok(()),
     }
 }
 

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Parser;
 use dllm_mcp::backend::Host as _;
 use dllm_mcp::host::EngineHost;
 use dllm_mcp::http::Limits;
@@ -22,7 +21,8 @@ const GRACE: Duration = Duration::from_millis(400);
 const RELEASE: Duration = Duration::from_millis(400);
 
 fn main() -> ExitCode {
-    let config = Config::parse();
+    let config = Config::read();
+    stdio::outlive_file_limits();
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&format!("cannot start: {error}")),
@@ -45,6 +45,9 @@ async fn run(config: Config) -> Result<(), String> {
     let log = Log::open(&folder).map_err(unwritable)?;
     let file = log.file().map_err(unwritable)?;
     log.init(&config.log)?;
+    if config.http.is_some() {
+        config.check_token()?;
+    }
     let host = Arc::new(EngineHost::new(&config));
     // No reason not to start: callers may load another model, or the file may come later.
     for problem in host.problems() {

@@ -5,8 +5,9 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::batch::hash;
 use crate::error::{Fault, Kind, Result, shown};
 
 /// Longest line of an output file; what is longer was written by somebody else.
@@ -43,6 +44,8 @@ struct Found {
     unended: bool,
     /// Its length.
     len: u64,
+    /// A hash of each whole line.
+    lines: Vec<u64>,
 }
 
 impl Prepared {
@@ -102,7 +105,7 @@ impl Prepared {
             file.write_all(b"\n").map_err(|e| fault(&e))?;
             len += 1;
         }
-        Ok((Output { file, path, len, written: 0, broken: None }, found.done))
+        Ok((Output { file, path, len, lines: found.lines, written: 0, broken: None }, found.done))
     }
 }
 
@@ -162,6 +165,7 @@ fn look(file: &mut File, path: &Path) -> Result<Found> {
             Some(record) => {
                 found.keep += read as u64;
                 found.unended = !ended;
+                found.lines.push(hash(without_end(&line)));
                 if let (Some(id), Some(true)) = (record["id"].as_str(), record["ok"].as_bool()) {
                     found.done.insert(id.to_owned());
                 }
@@ -211,6 +215,8 @@ pub struct Output {
     path: PathBuf,
     /// Its length, when nobody else writes it.
     len: u64,
+    /// A hash of each of its lines.
+    lines: Vec<u64>,
     written: u64,
     /// Why nothing more may be added.
     broken: Option<Fault>,
@@ -233,7 +239,10 @@ impl Output {
             })
         });
         match &result {
-            Ok(()) => (self.len, self.written) = (self.len + line.len() as u64, self.written + 1),
+            Ok(()) => {
+                (self.len, self.written) = (self.len + line.len() as u64, self.written + 1);
+                self.lines.push(hash(without_end(line)));
+            }
             Err(fault) => self.broken = Some(fault.clone()),
         }
         result
@@ -244,25 +253,42 @@ impl Output {
     /// # Errors
     /// `PathRefused` with what happened to it.
     pub fn check(&self) -> Result<()> {
-        let lost = |what: String| {
-            let why = format!(
-                "{} was {what} while the batch ran; it had {} results of it",
-                self.path.display(),
-                self.written
-            );
-            Fault::new(Kind::PathRefused, why).advise(
-                "keep other programs off the output, then call dllm_batch again: with resume=true what it still has is kept",
-            )
-        };
         let system = |e: io::Error| Fault::io("look at", &self.path, &e);
         if self.moved().map_err(system)? {
-            return Err(lost("replaced or removed".into()));
+            return Err(self.lost("replaced or removed"));
         }
         let len = self.file.metadata().map_err(system)?.len();
         if len != self.len {
-            return Err(lost(format!("changed by another program ({len} bytes, not {})", self.len)));
+            return Err(self.lost(&format!("changed by another program ({len} bytes, not {})", self.len)));
         }
         Ok(())
+    }
+
+    /// Looks also whether each line is still what was there before or was written. Reads the whole file: for the end.
+    ///
+    /// # Errors
+    /// `PathRefused` with what happened to it.
+    pub fn verify(&mut self) -> Result<()> {
+        self.check()?;
+        let system = |e: io::Error| Fault::io("read", &self.path, &e);
+        (&self.file).seek(SeekFrom::Start(0)).map_err(system)?;
+        let (mut reader, mut line) = (BufReader::new(&self.file), Vec::new());
+        for (number, expected) in (1_u64..).zip(&self.lines) {
+            line.clear();
+            reader.read_until(b'\n', &mut line).map_err(system)?;
+            if hash(without_end(&line)) != *expected {
+                return Err(self.lost(&format!("changed by another program (line {number})")));
+            }
+        }
+        Ok(())
+    }
+
+    fn lost(&self, what: &str) -> Fault {
+        let why =
+            format!("{} was {what} while the batch ran; it had {} results of it", self.path.display(), self.written);
+        Fault::new(Kind::PathRefused, why).advise(
+            "keep other programs off the output, then call dllm_batch again: with resume=true what it still has is kept",
+        )
     }
 
     /// Without opening it again: that can fail for reasons of its own.
@@ -318,12 +344,21 @@ pub fn page(path: &Path, cursor: u64, limit: usize, budget: usize) -> Result<(Ve
         if !items.is_empty() && size + read > budget {
             break;
         }
+        // Not left out: whoever counts the results would miss it without a word.
+        items.push(serde_json::from_slice(&line).unwrap_or_else(|e| unreadable(at, &e)));
         (at, size) = (at + read as u64, size + read);
-        if let Ok(value) = serde_json::from_slice(&line) {
-            items.push(value);
-        }
     }
     Ok((items, at, at < len))
+}
+
+/// Stands in a page for a line that is no JSON.
+fn unreadable(at: u64, error: &serde_json::Error) -> Value {
+    let message = format!("the line at byte {at} of the output is no result ({error}): another program changed it");
+    json!({"ok": false, "error": {"type": "path_refused", "message": message}})
+}
+
+fn without_end(line: &[u8]) -> &[u8] {
+    line.strip_suffix(b"\n").unwrap_or(line)
 }
 
 /// A line of an output file, its end included. One that is too long comes without its end, in pieces.

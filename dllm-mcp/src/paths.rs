@@ -38,7 +38,7 @@ impl Roots {
     /// `PathRefused`.
     pub fn input(&self, path: &str) -> Result<PathBuf> {
         let full = self.resolve(path)?;
-        let real = full.canonicalize().map_err(|e| unreachable(path, "", &e))?;
+        let real = full.canonicalize().map_err(|e| self.missing(path, &full, "", &e))?;
         self.check_inside(path, &real)?;
         // A pipe or a device would block or never end.
         match real.metadata() {
@@ -58,7 +58,7 @@ impl Roots {
             return Err(refused(path, "it names no file"));
         };
         check_name(path, name)?;
-        let folder = folder.canonicalize().map_err(|e| unreachable(path, "the folder of", &e))?;
+        let folder = folder.canonicalize().map_err(|e| self.missing(path, folder, "the folder of", &e))?;
         self.check_inside(path, &folder)?;
         let real = folder.join(name);
         match real.symlink_metadata() {
@@ -78,6 +78,15 @@ impl Roots {
         }
         let root = self.0.first().ok_or_else(|| refused(path, "no root is configured"))?;
         Ok(root.join(path_buf))
+    }
+
+    /// What to say of a path that cannot be followed: of one outside the roots not whether it exists.
+    fn missing(&self, path: &str, full: &Path, of: &str, error: &std::io::Error) -> Fault {
+        let nearest = full.ancestors().skip(1).find_map(|folder| folder.canonicalize().ok());
+        match nearest.map(|folder| self.check_inside(path, &folder)) {
+            Some(Err(outside)) => outside,
+            _ => unreachable(path, of, error),
+        }
     }
 
     fn check_inside(&self, path: &str, real: &Path) -> Result<()> {

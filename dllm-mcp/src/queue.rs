@@ -31,15 +31,15 @@ pub struct Unit {
 pub enum Order {
     /// Load the model with this id.
     Load(String, Arc<Job>),
-    /// Give the memory back.
-    Unload(Arc<Job>),
+    /// Give the memory back; with an id only that of this model.
+    Unload(String, Arc<Job>),
 }
 
 impl Order {
     /// The job that tells of it.
     pub fn job(&self) -> &Arc<Job> {
         match self {
-            Self::Load(_, job) | Self::Unload(job) => job,
+            Self::Load(_, job) | Self::Unload(_, job) => job,
         }
     }
 }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use rmcp::ErrorData;
-use rmcp::model::{ReadResourceResult, Resource, ResourceContents, ResourceTemplate};
+use rmcp::model::{ArgumentInfo, ReadResourceResult, Reference, Resource, ResourceContents, ResourceTemplate};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Fault, Kind, shown};
+use crate::prompts;
 use crate::reply::to_resource;
 use crate::server::App;
 use crate::tools::{job, status};
@@ -95,16 +96,34 @@ async fn model(app: &Arc<App>, id: &str) -> Result<Value, Fault> {
 }
 
 /// Values of an argument that begin with what was typed.
-pub async fn complete(app: &Arc<App>, argument: &str, typed: &str) -> Vec<String> {
-    let mut values: Vec<String> = match argument {
-        "id" | "job_id" => app.jobs.list().iter().map(|job| job.id.to_string()).collect(),
-        _ => Vec::new(),
+///
+/// # Errors
+/// `invalid_params` for a resource or prompt that does not exist.
+pub async fn complete(app: &Arc<App>, of: &Reference, argument: &ArgumentInfo) -> Result<Vec<String>, ErrorData> {
+    let unknown = |what: &str, name: &str| {
+        ErrorData::invalid_params(format!("there is no {what} {:?} to complete", shown(name)), None)
     };
-    if matches!(argument, "id" | "model") {
-        let app = Arc::clone(app);
-        let cards = tokio::task::spawn_blocking(move || app.host.models()).await.unwrap_or_default();
-        values.extend(cards.into_iter().map(|card| card.id));
-    }
-    values.retain(|value| value.starts_with(typed));
-    values
+    let mut values: Vec<String> = match of {
+        Reference::Prompt(prompt) if prompts::list().iter().any(|known| known.name == prompt.name) => Vec::new(),
+        Reference::Prompt(prompt) => return Err(unknown("prompt", &prompt.name)),
+        Reference::Resource(resource) => match (resource.uri.as_str(), argument.name.as_str()) {
+            ("dllm://models/{id}", "id") => {
+                let app = Arc::clone(app);
+                let cards = tokio::task::spawn_blocking(move || app.host.models()).await.unwrap_or_default();
+                cards.into_iter().map(|card| card.id).collect()
+            }
+            (uri, "id") if uri.starts_with("dllm://jobs/{id}") && is_template(uri) => {
+                app.jobs.list().iter().map(|job| job.id.to_string()).collect()
+            }
+            (uri, _) if is_template(uri) => Vec::new(),
+            (uri, _) => return Err(unknown("resource template", uri)),
+        },
+        _ => return Err(unknown("kind of reference", "?")),
+    };
+    values.retain(|value| value.starts_with(&argument.value));
+    Ok(values)
+}
+
+fn is_template(uri: &str) -> bool {
+    templates().iter().any(|template| template.uri_template == uri)
 }

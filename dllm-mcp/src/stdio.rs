@@ -33,6 +33,20 @@ pub fn claim_stdout(_log: &File) -> io::Result<File> {
     Ok(File::from(io::stdout().as_handle().try_clone_to_owned()?))
 }
 
+/// Makes a write beyond the limit of file sizes an error of that write. Without this the system ends the program.
+#[cfg(unix)]
+pub fn outlive_file_limits() {
+    use std::sync::{Arc, atomic::AtomicBool};
+    // The signal sets a flag that nobody reads: what failed is told by the write itself.
+    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false))) {
+        tracing::warn!("the limit of file sizes may end the program: {error}");
+    }
+}
+
+/// There is no such limit.
+#[cfg(windows)]
+pub fn outlive_file_limits() {}
+
 /// One direction of the way to the host. It trips a token when the host is gone: at the end of the input, even while
 /// requests are being answered, and when a reply cannot be written.
 pub struct Watched<T> {

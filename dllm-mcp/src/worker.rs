@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::backend::{Backend, Host, Loaded};
 use crate::batch::BatchRun;
-use crate::error::{Fault, Kind, Result};
+use crate::error::{Fault, Kind, Result, shown};
 use crate::jobs::Job;
 use crate::queue::{Order, Queue, Unit};
 
@@ -256,12 +256,27 @@ impl Runner {
                 let result = self.load();
                 job.finish(result.err());
             }
-            Some(Order::Unload(job)) => {
-                self.unload();
-                job.finish(None);
+            Some(Order::Unload(model, job)) => {
+                // Looked at here: another change may have come before.
+                let fault = self.other_than_loaded(&model);
+                if fault.is_none() {
+                    self.unload();
+                }
+                job.finish(fault);
             }
             None => {}
         }
+    }
+
+    fn other_than_loaded(&self, model: &str) -> Option<Fault> {
+        if model.is_empty() || (self.loaded && model == self.model) {
+            return None;
+        }
+        let loaded = if self.loaded { format!("{:?}", self.model) } else { "none".to_owned() };
+        Some(Fault::argument(
+            "model",
+            format!("{:?} is not loaded ({loaded} is): leave it out, or name what is", shown(model)),
+        ))
     }
 
     fn unload(&mut self) {

@@ -278,3 +278,74 @@ async fn issue_3_a_result_longer_than_a_page_is_cut_everywhere() {
     ids.sort_by_key(Value::to_string);
     assert_eq!(ids, [json!("a"), json!("b")]);
 }
+
+/// Of the same length and in place, so that only the text tells.
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn an_output_that_is_rewritten_ends_the_batch_as_failed_and_the_line_is_named() {
+    let (mut client, job, _, output, _) = begun().await;
+    while std::fs::metadata(&output).unwrap().len() < 300 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    OpenOptions::new().write(true).open(&output).unwrap().write_all(&[b'X'; 20]).unwrap();
+    let end = client.finish(&job).await;
+    let told = end["data"]["fault"]["message"].as_str().unwrap_or_default();
+    assert!(end["data"]["state"] == "failed" && told.contains("changed by another program (line 1)"), "{end}");
+    let page = client.call("dllm_job", json!({"operation": "results", "job_id": job, "limit": 3})).await;
+    let first = &page["data"]["results"][0];
+    assert_eq!((&first["ok"], &first["error"]["type"]), (&json!(false), &json!("path_refused")), "{page}");
+    assert!(first["error"]["message"].as_str().unwrap().contains("at byte 0"), "{page}");
+    assert_eq!(page["data"]["results"][1]["id"], "i1", "{page}");
+}
+
+/// What was there before a resumed batch counts, too.
+#[cfg(unix)]
+#[test]
+fn an_earlier_result_that_is_rewritten_is_told() {
+    use dllm_mcp::output::{Existing, Prepared};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out.jsonl");
+    for end in ["\n", "", "\n{\"id\":\"torn"] {
+        std::fs::write(&path, format!("{{\"id\":\"a\",\"ok\":true}}{end}")).unwrap();
+        let (mut output, _) = Prepared::new(path.clone(), Existing::Resume).unwrap().begin().unwrap();
+        output.append(b"{\"id\":\"b\",\"ok\":true}\n").unwrap();
+        output.verify().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("\"a\"", "\"x\"")).unwrap();
+        assert!(output.verify().unwrap_err().message.contains("(line 1)"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_template_without_a_variable_is_refused_before_the_output_is_emptied() {
+    let mut client = Client::start(Script::default()).await;
+    let out = client.folder.path().join("files/out.jsonl");
+    std::fs::write(&out, "{\"id\":\"a\",\"ok\":true}\n").unwrap();
+    for template in ["{topic} + 45 =", "5 + 5 ="] {
+        let arguments = json!({"items_json": [{"id": "1", "topic": 86}], "template": template, "output_path": "out.jsonl", "resume": false, "overwrite": true});
+        let reply = client.call("dllm_batch", arguments).await;
+        assert_eq!(reply["error"]["type"], "bad_argument", "{reply}");
+        assert!(reply["message"].as_str().unwrap().contains("bad template"), "{reply}");
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), "{\"id\":\"a\",\"ok\":true}\n");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paths_outside_the_roots_do_not_tell_what_exists() {
+    let mut client = Client::start(Script::default()).await;
+    let outside = tempfile::tempdir().unwrap();
+    std::fs::write(outside.path().join("present.jsonl"), "{}").unwrap();
+    let mut refusal = async |name: &str| {
+        let path = outside.path().join(name).display().to_string();
+        let reply = client.call("dllm_batch", json!({"input_path": path})).await;
+        assert_eq!(reply["error"]["type"], "path_refused", "{reply}");
+        reply.to_string().replace(name, "NAME")
+    };
+    let there = refusal("present.jsonl").await;
+    assert!(there.contains("is not under"), "{there}");
+    for missing in ["missing.jsonl", "no/folder.jsonl", "present.jsonl/below"] {
+        assert_eq!(refusal(missing).await, there, "{missing}");
+    }
+    let inside = client.call("dllm_batch", json!({"input_path": "missing.jsonl"})).await;
+    assert!(inside["message"].as_str().unwrap().contains("cannot use missing.jsonl"), "{inside}");
+}

@@ -203,3 +203,94 @@ fn issue_3_a_host_that_closes_its_ear_ends_the_program() {
     program.send(&json!({"jsonrpc": "2.0", "id": 7, "method": "ping"}));
     assert!(program.ended().success());
 }
+
+/// The library would take each of these for the end of the session.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_before_initialize_and_is_no_request_is_passed_over() {
+    let mut client = Client::connect(Script::default(), |_| {}).await;
+    let id = client.request("tools/list", json!({})).await;
+    assert_eq!(client.reply(id).await["error"]["code"], -32602);
+    for line in [
+        json!({"jsonrpc": "2.0", "method": "notifications/initialized"}),
+        json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}),
+        json!({"jsonrpc": "2.0", "method": "notifications/unknown"}),
+        json!({"jsonrpc": "2.0", "id": 5, "result": {}}),
+        json!({"jsonrpc": "2.0", "id": 5, "error": {"code": 1, "message": "m"}}),
+    ] {
+        client.send(line).await;
+    }
+    assert_eq!(client.initialize("2025-06-18").await["result"]["protocolVersion"], "2025-06-18");
+    still_works(&mut client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_initialize_leaves_the_connection_as_the_reply_says() {
+    let mut client = Client::start(Script::default()).await;
+    assert_eq!(client.initialize("2026-07-28").await["result"]["protocolVersion"], "2025-11-25");
+    let id = client.request("ping", json!({})).await;
+    let reply = client.reply(id).await;
+    assert!(reply.get("result").is_some(), "{reply}");
+    let id = client.request("tools/list", json!({})).await;
+    let reply = client.reply(id).await;
+    assert!(reply["result"]["tools"].is_array() && reply["result"].get("resultType").is_none(), "{reply}");
+    for params in [json!({}), json!({"protocolVersion": 7}), json!({"protocolVersion": "2025-06-18"})] {
+        let id = client.request("initialize", params.clone()).await;
+        let reply = client.reply(id).await;
+        assert_eq!(reply["error"]["code"], -32602, "{params}: {reply}");
+        assert!(reply["error"]["message"].as_str().unwrap().contains("initialize"), "{reply}");
+    }
+    still_works(&mut client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_in_use_is_refused_and_the_first_call_answered() {
+    let script = Script { step: std::time::Duration::from_millis(5), ..Script::default() };
+    let mut client = Client::start(script).await;
+    let call = |prompt: &str| json!({"jsonrpc": "2.0", "id": 7777, "method": "tools/call", "params": {"name": "dllm_generate", "arguments": {"prompt": prompt}}});
+    client.send(call("steps=60")).await;
+    client.send(json!({"jsonrpc": "2.0", "id": 7777, "method": "ping"})).await;
+    assert_eq!(client.reply(7777).await["error"]["code"], -32600);
+    let first = client.reply(7777).await;
+    assert_eq!(first["result"]["structuredContent"]["success"], true, "{first}");
+    // An id is free after its answer, and after its cancellation.
+    client.send(call("steps=100000")).await;
+    let cancelled = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7777}});
+    client.send(cancelled).await;
+    client.send(json!({"jsonrpc": "2.0", "id": 7777, "method": "ping"})).await;
+    assert_eq!(client.reply(7777).await["result"], json!({}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completion_tells_models_from_jobs() {
+    let mut client = Client::start(Script::default()).await;
+    let job = client.call("dllm_generate", json!({"prompt": "p"})).await["data"]["job_id"].clone();
+    let mut complete = async |of: Value| {
+        let params = json!({"ref": of, "argument": {"name": "id", "value": ""}});
+        let id = client.request("completion/complete", params).await;
+        client.reply(id).await
+    };
+    let resource = |uri: &str| json!({"type": "ref/resource", "uri": uri});
+    let values = |reply: Value| reply["result"]["completion"]["values"].clone();
+    assert_eq!(values(complete(resource("dllm://models/{id}")).await), json!(["scripted", "other"]));
+    for uri in ["dllm://jobs/{id}", "dllm://jobs/{id}/results"] {
+        assert_eq!(values(complete(resource(uri)).await), json!([job]), "{uri}");
+    }
+    assert_eq!(values(complete(json!({"type": "ref/prompt", "name": "infill_code"})).await), json!([]));
+    for unknown in [resource("nope"), resource("dllm://jobs/{id}/nope"), json!({"type": "ref/prompt", "name": "nope"})]
+    {
+        assert_eq!(complete(unknown.clone()).await["error"]["code"], -32602, "{unknown}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_model_that_is_named_is_unloaded() {
+    let mut client = Client::start(Script::default()).await;
+    let change = |operation: &str, model: &str| json!({"operation": operation, "model": model, "wait_s": 20});
+    assert_eq!(client.call("dllm_models", change("load", "other")).await["success"], true);
+    let refused = client.call("dllm_models", change("unload", "nope")).await;
+    assert_eq!(refused["error"]["type"], "bad_argument", "{refused}");
+    assert!(refused["message"].as_str().unwrap().contains("\"nope\" is not loaded (\"other\" is)"), "{refused}");
+    assert_eq!(client.call("dllm_models", json!({"operation": "list"})).await["data"]["loaded"], "other");
+    let done = client.call("dllm_models", change("unload", "other")).await;
+    assert_eq!(done["data"]["engine"]["state"], "unloaded", "{done}");
+}

@@ -79,8 +79,10 @@ fn issue_3_callers_without_the_token_are_refused() {
         assert_eq!(status, 401, "{wrong}: {reply}");
         assert!(!reply.contains("diffusion-llm-mcp"), "{wrong}: {reply}");
     }
-    let (status, reply) = service.ask("POST", "/mcp", &["Authorization: Bearer a secret"], HELLO);
-    assert!(status == 200 && reply.contains("diffusion-llm-mcp"), "{reply}");
+    for right in ["Authorization: Bearer a secret", "Authorization: bearer a secret"] {
+        let (status, reply) = service.ask("POST", "/mcp", &[right], HELLO);
+        assert!(status == 200 && reply.contains("diffusion-llm-mcp"), "{right}: {reply}");
+    }
 }
 
 #[test]
@@ -153,7 +155,7 @@ fn until_hung_up(mut stream: TcpStream) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_say_nothing_or_little_are_closed() {
-    let (address, _state) = limited(Limits { read: Duration::from_millis(200), connections: 64 }).await;
+    let (address, _state) = limited(Limits { read: Duration::from_millis(200), connections: 64, sessions: 64 }).await;
     let host = format!("Host: {address}");
     for (said, status) in [
         (String::new(), None),
@@ -172,7 +174,7 @@ async fn connections_that_say_nothing_or_little_are_closed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_are_limited_and_a_place_comes_free() {
-    let (address, _state) = limited(Limits { read: Duration::from_secs(30), connections: 2 }).await;
+    let (address, _state) = limited(Limits { read: Duration::from_secs(30), connections: 2, sessions: 64 }).await;
     let mut held: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(&address).unwrap()).collect();
     let mut third = TcpStream::connect(&address).unwrap();
     third
@@ -183,4 +185,69 @@ async fn connections_are_limited_and_a_place_comes_free() {
     held.pop();
     let reply = tokio::task::spawn_blocking(move || until_hung_up(third)).await.unwrap();
     assert!(reply.starts_with("HTTP/1.1 200"), "{reply:?}");
+}
+
+#[test]
+fn a_token_that_nobody_can_send_is_a_sentence_at_the_start() {
+    for token in [" ", "a\tb", "tökén"] {
+        let state = tempfile::tempdir().unwrap();
+        let output = command(state.path(), "127.0.0.1:0").env("DLLM_HTTP_TOKEN", token).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.contains("DLLM_HTTP_TOKEN"), "{token:?}: {said}");
+    }
+}
+
+#[test]
+fn bodies_that_are_no_request_get_the_codes_of_the_protocol() {
+    let service = Service::start("");
+    for (body, code) in [
+        ("{", -32700),
+        ("hello", -32700),
+        (r#"{"jsonrpc":"2.0","id":1e400,"method":"ping"}"#, -32700),
+        ("[]", -32600),
+        (r#"{"jsonrpc":"2.0","id":null,"method":"ping"}"#, -32600),
+        (r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[]}"#, -32602),
+    ] {
+        let (status, reply) = service.ask("POST", "/mcp", &[], body);
+        let answer: serde_json::Value = serde_json::from_str(reply.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+        assert_eq!((status, &answer["error"]["code"]), (400, &serde_json::json!(code)), "{body}: {reply}");
+    }
+    assert_eq!(service.ask("POST", "/mcp", &[], "").0, 400);
+    assert_eq!(service.ask("POST", "/mcp", &[], HELLO).0, 200);
+}
+
+/// A request of a session, or without one; status and reply.
+fn post(address: &str, session: Option<&str>, body: &str) -> (u16, String) {
+    let session = session.map_or(String::new(), |id| format!("Mcp-Session-Id: {id}\r\n"));
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!(
+        "POST /mcp HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Accept: application/json, text/event-stream\r\n{session}Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    let reply = until_hung_up(stream);
+    (reply.split(' ').nth(1).unwrap().parse().unwrap(), reply)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_only_began_are_limited_and_one_in_use_stays() {
+    let limits = Limits { read: Duration::from_secs(30), connections: 8, sessions: 3 };
+    let (address, _state) = limited(limits).await;
+    let callers = move || {
+        const LIST: &str = r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#;
+        let begin = || {
+            let (status, reply) = post(&address, None, HELLO);
+            let id = reply.lines().find_map(|line| line.strip_prefix("mcp-session-id: "));
+            assert_eq!(status, 200, "{reply}");
+            id.unwrap_or_else(|| panic!("{reply}")).to_owned()
+        };
+        let used = begin();
+        assert_eq!(post(&address, Some(&used), LIST).0, 200);
+        let others: Vec<String> = (0..6).map(|_| begin()).collect();
+        let status: Vec<u16> = others.iter().map(|id| post(&address, Some(id), LIST).0).collect();
+        assert_eq!(status, [404, 404, 404, 404, 200, 200]);
+        assert_eq!(post(&address, Some(&used), LIST).0, 200, "the session in use was ended");
+    };
+    tokio::task::spawn_blocking(callers).await.unwrap();
 }

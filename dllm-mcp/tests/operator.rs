@@ -150,3 +150,64 @@ fn too_many_open_files_are_not_blamed_on_the_output() {
     let jobs = program.call("dllm_job", &json!({"operation": "list"}));
     assert!(jobs["data"]["jobs"].as_array().unwrap().iter().any(|job| job["state"] == "running"), "{jobs}");
 }
+
+/// The limit of file sizes: the system would end the program by a signal.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_limit_of_file_sizes_ends_a_batch_and_not_the_program() {
+    let state = tempfile::tempdir().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 8; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_dllm-mcp")]);
+    let mut program = Program::launch(shell, state.path(), &["--log", "trace"]);
+    let items: String = (0..60).map(|i| format!("{{\"id\":\"i{i}\",\"prompt\":\"{i} + 1 =\"}}\n")).collect();
+    std::fs::write(state.path().join("files/in.jsonl"), items).unwrap();
+    let arguments = json!({"input_path": "in.jsonl", "output_path": "out.jsonl", "max_tokens": 8});
+    let batch = program.call("dllm_batch", &arguments);
+    let wait = json!({"operation": "wait", "job_id": batch["data"]["job_id"], "wait_s": 25});
+    let end = loop {
+        let end = program.call("dllm_job", &wait);
+        if !matches!(end["data"]["state"].as_str(), Some("queued" | "running")) {
+            break end;
+        }
+    };
+    assert_eq!((&end["data"]["state"], &end["data"]["fault"]["type"]), (&json!("failed"), &json!("internal")), "{end}");
+    let text = std::fs::read_to_string(state.path().join("files/out.jsonl")).unwrap();
+    assert!(text.lines().count() > 3 && text.ends_with('\n'), "no torn line: {text}");
+    assert_eq!(program.call("dllm_status", &json!({}))["success"], true);
+    program.input = None;
+    assert!(program.ended().success());
+    let mut said = String::new();
+    program.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said.matches("cannot write the log").count(), 1, "{said}");
+}
+
+#[test]
+fn a_misspelt_level_is_a_sentence_at_the_start() {
+    let state = tempfile::tempdir().unwrap();
+    for filter in ["wran", "warn,wran", "dllm_mcp"] {
+        let output = ended(state.path(), &["--log", filter]);
+        assert_eq!(output.status.code(), Some(1), "{filter}");
+        assert!(
+            words(&output).contains("bad --log") && words(&output).contains("dllm_mcp=debug"),
+            "{}",
+            words(&output)
+        );
+    }
+    for filter in ["off", "WARN", "warn,dllm_mcp=debug"] {
+        assert!(ended(state.path(), &["--log", filter]).status.success(), "{filter}");
+    }
+}
+
+#[test]
+fn an_empty_variable_counts_as_none() {
+    let state = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dllm-mcp"));
+    for name in
+        ["MODEL", "MODEL_DIR", "ROOTS", "DEVICE", "LANES", "CONTEXT", "THREADS", "IDLE_MINUTES", "QUEUE", "HTTP", "LOG"]
+    {
+        command.env(format!("DLLM_{name}"), "");
+    }
+    // Not the state folder: without one the program would write below the user's.
+    let output = command.arg("--state-dir").arg(state.path()).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", words(&output));
+}

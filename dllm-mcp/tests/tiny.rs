@@ -54,3 +54,15 @@ fn issue_3_memory_is_told_while_a_model_is_loaded() {
     assert!(bytes("used") > 1 << 20 && bytes("free") > 0, "{status}");
     assert!(bytes("used") + bytes("free") <= bytes("total"), "{status}");
 }
+
+#[test]
+fn gaps_longer_than_the_room_are_refused() {
+    let state = tempfile::tempdir().unwrap();
+    let mut program = Program::start(state.path(), &[]);
+    for template in ["A [[fill:4096]] B [[fill:4096]] C", "[[fill:3000]] B [[fill:3000]]", "[[fill:4090]] THE END"] {
+        let reply = program.call("dllm_infill", &json!({"template": template, "seed": 1}));
+        assert_eq!(reply["error"]["type"], "bad_argument", "{reply}");
+        let told = reply["message"].as_str().unwrap();
+        assert!(told.contains("fit behind a prompt of") && told.contains("(context 4096)"), "{reply}");
+    }
+}

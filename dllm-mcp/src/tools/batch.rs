@@ -143,6 +143,10 @@ fn existing(args: &Args) -> Existing {
 fn recipe(args: &Args, format: Option<&Format>) -> Result<Recipe> {
     let settings = Settings { max_tokens: args.max_tokens, seed: args.seed, ..Settings::default() };
     settings.check()?;
+    if !args.template.is_empty() && !args.template.contains("{{") {
+        let why = "it has no variable, so all items would ask the same: write {{name}} for each field that items bring";
+        return Err(Fault::argument("template", why));
+    }
     Ok(Recipe {
         template: args.template.clone(),
         settings,

@@ -25,7 +25,7 @@ pub struct Args {
     /// What to do.
     #[schemars(extend("enum" = ["list", "load", "unload"]))]
     pub operation: String,
-    /// Id of the model to load, as in the list.
+    /// Id of the model to load, as in the list. For unload it may be left out; another than the loaded one is refused.
     #[serde(default)]
     pub model: String,
     /// Seconds to wait for the end of loading, at most 25.
@@ -39,7 +39,7 @@ pub(super) async fn run(args: Args, call: &Call) -> Result<Reply> {
         "list" => list(call).await,
         "load" if args.model.is_empty() => Err(Fault::argument("model", "it is empty: name a model of the list")),
         "load" => change(call, args.wait_s, |job| Order::Load(args.model, job)).await,
-        "unload" => change(call, args.wait_s, Order::Unload).await,
+        "unload" => change(call, args.wait_s, |job| Order::Unload(args.model, job)).await,
         other => Err(Fault::argument("operation", format!("{other:?} is none of list, load, unload"))),
     }
 }
