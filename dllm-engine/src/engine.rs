@@ -4,6 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -63,6 +64,8 @@ pub struct ModelInfo {
 
 /// What a receipt says of a request besides its cost.
 struct Ticket {
+    /// Time that making tokens of the prompt took, which belongs to the request.
+    prepared: Duration,
     seed: u64,
     candidate: u64,
     sampler: &'static str,
@@ -314,6 +317,7 @@ impl Engine {
     }
 
     fn work(&self, request: &Request) -> Result<(Work, Ticket)> {
+        let since = Instant::now();
         let prompt = self.encode(&request.prompt, request.thinking)?;
         let settings = self.settings.with(&request.denoise)?;
         let seed = request.seed.unwrap_or_else(drawn_seed);
@@ -321,7 +325,13 @@ impl Engine {
         let settler = Settler::new(Arc::clone(self.vocab()), &prompt, &request.stop, request.max_tokens)?.given(given);
         let sampler = (request.sampler.unwrap_or(self.sampler).make)(&settings);
         let candidate = request.candidate;
-        let ticket = Ticket { seed, candidate, sampler: sampler.name(), max_steps: settings.max_steps };
+        let ticket = Ticket {
+            prepared: since.elapsed(),
+            seed,
+            candidate,
+            sampler: sampler.name(),
+            max_steps: settings.max_steps,
+        };
         let work = Work {
             prompt,
             max_tokens: request.max_tokens,
@@ -343,8 +353,9 @@ impl Engine {
         }
     }
 
-    fn completion(&self, ticket: Ticket, g: Generation) -> Completion {
-        let ms = |d: std::time::Duration| d.as_secs_f64() * 1e3;
+    fn completion(&self, ticket: Ticket, mut g: Generation) -> Completion {
+        g.cost.total += ticket.prepared;
+        let ms = |d: Duration| d.as_secs_f64() * 1e3;
         let (cost, n) = (&g.cost, g.tokens.len());
         let receipt = Receipt {
             model: self.info.name.clone(),

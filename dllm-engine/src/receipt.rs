@@ -50,7 +50,7 @@ pub struct Receipt {
     pub commit_ms: f64,
     /// Host work of the loop outside the forward passes.
     pub host_ms: f64,
-    /// Wall time from the request to its end.
+    /// Wall time from the request to its end, the making of tokens of its prompt included.
     pub total_ms: f64,
     /// Answer tokens per second of wall time, prefill included.
     pub tokens_per_second: f64,
