@@ -275,9 +275,10 @@ async fn completion_tells_models_from_jobs() {
     for uri in ["dllm://jobs/{id}", "dllm://jobs/{id}/results"] {
         assert_eq!(values(complete(resource(uri)).await), json!([job]), "{uri}");
     }
-    assert_eq!(values(complete(json!({"type": "ref/prompt", "name": "infill_code"})).await), json!([]));
-    for unknown in [resource("nope"), resource("dllm://jobs/{id}/nope"), json!({"type": "ref/prompt", "name": "nope"})]
-    {
+    for prompt in ["infill_code", "nope"] {
+        assert_eq!(values(complete(json!({"type": "ref/prompt", "name": prompt})).await), json!([]), "{prompt}");
+    }
+    for unknown in [resource("nope"), resource("dllm://jobs/{id}/nope")] {
         assert_eq!(complete(unknown.clone()).await["error"]["code"], -32602, "{unknown}");
     }
 }
