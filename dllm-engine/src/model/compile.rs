@@ -143,10 +143,11 @@ pub(super) fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) ->
         compute.iter_mut().zip(bytes).for_each(|(sum, n)| *sum += n);
     }
     drop(backends); // what they hold themselves is not the model's
-    let beside = |(i, &device): (usize, &Device)| -> Result<DevicePlan> {
+    let part = |(i, &device): (usize, &Device)| -> Result<DevicePlan> {
         let (there, total) = memory(device)?;
         let bytes = weights.bytes(device);
-        let free = if device.kind() == DeviceKind::Cpu { there } else { config.limit(there) };
+        // The limit is not meant for the host beside a GPU.
+        let free = if i > 0 && device.kind() == DeviceKind::Cpu { there } else { config.limit(there) };
         Ok(DevicePlan {
             device: device.name(),
             weights_mapped: bytes.mapped,
@@ -158,20 +159,21 @@ pub(super) fn measure(file: &Arc<Gguf>, family: &dyn Family, config: &Config) ->
             total,
         })
     };
-    let (free, total) = memory(config.device)?;
+    let mut beside = devices.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
+    let main = beside.remove(0);
     Ok(MemoryPlan {
         placement: placement.describe(),
-        beside: devices.iter().enumerate().skip(1).map(beside).collect::<Result<_>>()?,
-        device: config.device.name(),
+        beside,
+        device: main.device,
         dense: config.kernels.map(|_| config.dense),
-        weights_mapped: weights.bytes(config.device).mapped,
-        weights: weights.bytes(config.device).allocated,
-        cache: cache_bytes[0],
-        compute: compute[0],
+        weights_mapped: main.weights_mapped,
+        weights: main.weights,
+        cache: main.cache,
+        compute: main.compute,
         inputs: inputs_bytes,
-        free: config.limit(free),
-        limited: config.limit(free) < free,
-        total,
+        free: main.free,
+        limited: main.limited,
+        total: main.total,
         context: config.shape.context,
         lanes: config.shape.lanes,
     })

@@ -11,17 +11,17 @@ use crate::params::Offload;
 ///
 /// A model on one device whose kernels know all of a pass is whole there. Otherwise the pass is composed of ggml's own
 /// ops and `Scheduler` runs each where its weights are: then the embedding table stays in the host's memory, where rows are
-/// looked up and canvases sampled.
+/// looked up, and canvases are sampled where `samples` says.
 #[derive(Debug, Clone)]
 pub(crate) struct Placement {
     /// GPUs, or the CPU alone. The first has what belongs to no layer.
     devices: Vec<Device>,
+    /// The host beside them, of a composed pass.
     cpu: Option<Device>,
     /// Device of every layer.
     layers: Vec<Device>,
     /// So many first layers keep their experts in the host's memory.
     host_experts: usize,
-    composed: bool,
     /// Whether the main device samples canvases, so that logits stay there.
     samples: bool,
 }
@@ -29,14 +29,7 @@ pub(crate) struct Placement {
 impl Placement {
     /// All on `device`, as one pass.
     pub(crate) fn whole(device: Device, layers: usize) -> Self {
-        Self {
-            devices: vec![device],
-            cpu: None,
-            layers: vec![device; layers],
-            host_experts: 0,
-            composed: false,
-            samples: true,
-        }
+        Self { devices: vec![device], cpu: None, layers: vec![device; layers], host_experts: 0, samples: true }
     }
 
     /// Over GPUs by layer, in the order given and in proportion to their free memory, and the host. `samples`: the first GPU
@@ -70,12 +63,12 @@ impl Placement {
         }
         let mut layers = vec![cpu; host_layers];
         layers.extend(spread(gpus, &layer_bytes(file, count)[host_layers..]));
-        Ok(Self { devices: gpus.to_vec(), cpu: Some(cpu), layers, host_experts, composed: true, samples })
+        Ok(Self { devices: gpus.to_vec(), cpu: Some(cpu), layers, host_experts, samples })
     }
 
     /// Whether passes are composed of stock ops.
     pub(crate) fn is_composed(&self) -> bool {
-        self.composed
+        self.cpu.is_some()
     }
 
     /// Whether the main device samples; else the host does.
