@@ -2,10 +2,10 @@
 #include "dense.h"
 
 #include <cublas_v2.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
 
 #include <mutex>
+
+#include "dllm_device.cuh"
 
 namespace dllm {
 namespace {
@@ -50,13 +50,12 @@ __device__ __forceinline__ float gelu(float x) {
     return x * (1.0f - 1.0f / (__expf(2.0f * inner) + 1.0f));
 }
 
-__device__ __forceinline__ __half to_half(float x) { return __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f)); }
-
 __global__ void __launch_bounds__(THREADS) geglu_kernel(const float4* __restrict__ x, int64_t total, int n4,
                                                         __half2* __restrict__ out) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= total) return;
     const int64_t row = i / n4, c = i - row * n4;
+    wait_for_inputs();
     const float4 g = x[row * 2 * n4 + c], u = x[row * 2 * n4 + n4 + c];
     out[2 * i] = __halves2half2(to_half(gelu(g.x) * u.x), to_half(gelu(g.y) * u.y));
     out[2 * i + 1] = __halves2half2(to_half(gelu(g.z) * u.z), to_half(gelu(g.w) * u.w));
@@ -105,9 +104,10 @@ DLLM_API int dllm_gemm(void* stream, const void* w, const void* x, int rows, int
 DLLM_API int dllm_geglu(void* stream, const float* x, int rows, int n, void* out) {
     if (rows < 1 || n < 4 || n % 4 != 0) return cudaErrorInvalidValue;
     const int64_t total = (int64_t)rows * (n / 4);
-    geglu_kernel<<<(unsigned)((total + THREADS - 1) / THREADS), THREADS, 0, static_cast<cudaStream_t>(stream)>>>(
-        reinterpret_cast<const float4*>(x), total, n / 4, static_cast<__half2*>(out));
-    return cudaGetLastError();
+    // Behind the product that made x.
+    return launch_chained(geglu_kernel, (unsigned)((total + THREADS - 1) / THREADS), THREADS, 0,
+                          static_cast<cudaStream_t>(stream), reinterpret_cast<const float4*>(x), total, n / 4,
+                          static_cast<__half2*>(out));
 }
 
 DLLM_API int dllm_to_half(void* stream, const float* x, int64_t count, void* out) {

@@ -4,6 +4,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <utility>
+
 #include "dllm_kernels.h"
 
 namespace dllm {
@@ -78,6 +80,43 @@ __device__ __forceinline__ float dot4(float4 a) { return a.x * a.x + a.y * a.y +
 __device__ __forceinline__ unsigned sort_key(float x) {
     unsigned u = __float_as_uint(x + 0.f);
     return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+// Chained launches (compute capability 9.0 on; elsewhere ordinary ones): a chained kernel may start while the kernel in front
+// of it in the stream still runs, so that its start costs nothing. Every thread block calls wait_for_inputs() before it
+// touches what an earlier kernel writes or reads; loading weights may come before. The kernel in front must be the only
+// one that the stream waits for: do not chain behind dllm_join.
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+inline bool can_chain() {
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+}
+
+template <class... P, class... A>
+int launch_plain(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, A&&... args) {
+    kernel<<<grid, block, shared, stream>>>(std::forward<A>(args)...);
+    return static_cast<int>(cudaGetLastError());
+}
+
+template <class... P, class... A>
+int launch_chained(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, A&&... args) {
+    cudaLaunchAttribute chained;
+    chained.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    chained.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &chained;
+    config.numAttrs = can_chain() ? 1 : 0;
+    return static_cast<int>(cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...));
 }
 
 inline int last_error() { return static_cast<int>(cudaGetLastError()); }

@@ -116,10 +116,14 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     float ss = 0.f;
 #pragma unroll
     EACH_GROUP(i, g) {
-        v[i] = load4(a, a_type, row + g);
-        res[i] = reinterpret_cast<const float4*>(h)[row + g];
         w[i] = weight4(post, g);
         wx[i] = weight4(ffn_norm, g), wy[i] = weight4(pre_2, g), wz[i] = weight4(router_scale, g);
+    }
+    wait_for_inputs();
+#pragma unroll
+    EACH_GROUP(i, g) {
+        v[i] = load4(a, a_type, row + g);
+        res[i] = reinterpret_cast<const float4*>(h)[row + g];
         ss += dot4(v[i]);
     }
     const float inv_a = rsqrtf(block_sum(ss, buf, 0) / (4 * n4) + eps);
@@ -197,28 +201,25 @@ int threads_for(int n4, int nv) { return ((n4 + nv - 1) / nv + 31) / 32 * 32; }
 using namespace dllm;
 
 // Two blocks of up to 768 threads fit a multiprocessor (40 registers each), so 256 rows of 2816 run in one wave.
-#define DLLM_LAUNCH(kernel, ...)                                                                                     \
+#define DLLM_LAUNCH(launch, kernel, ...)                                                                             \
     do {                                                                                                             \
         const int n4 = hidden / 4;                                                                                   \
         auto s = static_cast<cudaStream_t>(stream);                                                                  \
-        if (n4 <= 768)                                                                                               \
-            kernel<1, 768, 2><<<rows, threads_for(n4, 1), 0, s>>>(__VA_ARGS__, n4);                                  \
-        else                                                                                                         \
-            kernel<4, 512, 1><<<rows, threads_for(n4, 4), 0, s>>>(__VA_ARGS__, n4);                                  \
-        return last_error();                                                                                         \
+        return n4 <= 768 ? launch(kernel<1, 768, 2>, rows, threads_for(n4, 1), 0, s, __VA_ARGS__, n4)                \
+                         : launch(kernel<4, 512, 1>, rows, threads_for(n4, 4), 0, s, __VA_ARGS__, n4);               \
     } while (0)
 
 DLLM_API int dllm_rms_norm(void* stream, const void* x, int x_type, const float* weight, float pre_scale, float eps,
                            void* out, int out_type, int rows, int hidden) {
     if (bad(rows, hidden) || !is_float_type(x_type) || !is_float_type(out_type)) return BAD_SIZE;
-    DLLM_LAUNCH(rms_kernel, x, x_type, weight, pre_scale, eps, out, out_type);
+    DLLM_LAUNCH(launch_plain, rms_kernel, x, x_type, weight, pre_scale, eps, out, out_type);
 }
 
 DLLM_API int dllm_norm_input(void* stream, const float* e, float e_scale, const float* sc, const float* sc_flag,
                              const int32_t* causal, const float* attn_norm, float eps, float* h, void* x1, int x1_type,
                              int rows, int hidden) {
     if (bad(rows, hidden) || !is_float_type(x1_type)) return BAD_SIZE;
-    DLLM_LAUNCH(input_kernel, e, e_scale, sc, sc_flag, causal, attn_norm, eps, h, x1, x1_type);
+    DLLM_LAUNCH(launch_plain, input_kernel, e, e_scale, sc, sc_flag, causal, attn_norm, eps, h, x1, x1_type);
 }
 
 DLLM_API int dllm_norm_attn_out(void* stream, const float* h, const void* a, int a_type,
@@ -227,7 +228,7 @@ DLLM_API int dllm_norm_attn_out(void* stream, const float* h, const void* a, int
                                 float* zr, int rows, int hidden) {
     if (bad(rows, hidden) || !is_float_type(a_type) || !is_float_type(xy_type)) return BAD_SIZE;
     const float factor = 1.f / sqrtf(static_cast<float>(hidden));
-    DLLM_LAUNCH(attn_out_kernel, h, a, a_type, post_attention_norm, ffn_norm, pre_ffw_norm_2, router_scale, factor, eps,
+    DLLM_LAUNCH(launch_chained, attn_out_kernel, h, a, a_type, post_attention_norm, ffn_norm, pre_ffw_norm_2, router_scale, factor, eps,
                 r, x, y, xy_type, zr);
 }
 
@@ -240,7 +241,7 @@ DLLM_API int dllm_norm_layer_out(void* stream, const float* r, const void* d, in
     if (bad(rows, hidden) || !is_float_type(d_type) || !is_float_type(m_type) || !is_float_type(x_type) ||
         m_parts < 1 || m_row_stride % 4 || m_part_stride % 4)
         return BAD_SIZE;
-    DLLM_LAUNCH(layer_out_kernel, r, d, d_type, m, m_type, m_parts, m_row_stride / 4, m_part_stride / 4,
+    DLLM_LAUNCH(launch_plain, layer_out_kernel, r, d, d_type, m, m_type, m_parts, m_row_stride / 4, m_part_stride / 4,
                 post_ffw_norm_1, post_ffw_norm_2, post_ffw_norm, scale_canvas, scale_causal, causal, next_norm, eps,
                 h_next, x_next, x_type);
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use llama_sys as sys;
 
@@ -114,6 +114,45 @@ pub(super) fn is_ours(node: &sys::ggml_tensor) -> (bool, *mut c_void) {
     (ours, params.userdata)
 }
 
+/// The head of ggml's graph (`ggml_cgraph` of ggml-impl.h; the ABI is the pin's).
+#[repr(C)]
+struct GraphHead {
+    size: c_int,
+    nodes_used: c_int,
+    leafs_used: c_int,
+    nodes: *mut *mut sys::ggml_tensor,
+    grads: *mut *mut sys::ggml_tensor,
+    grad_accs: *mut *mut sys::ggml_tensor,
+    leafs: *mut *mut sys::ggml_tensor,
+    use_counts: *mut i32,
+    hash_size: usize,
+    hash_used: *mut u32,
+    hash_keys: *mut *mut sys::ggml_tensor,
+    order: c_int,
+    uid: u64,
+}
+
+/// Gives a new graph a number of its own. Where it has one, ggml's CUDA backend tells a graph that it has captured by the
+/// number, instead of comparing about a kilobyte per node before each replay. `false`: this ggml's graphs look otherwise.
+fn number(raw: NonNull<sys::ggml_cgraph>, nodes: usize) -> bool {
+    // Beyond those that ggml's own scheduler gives.
+    static NEXT: AtomicU64 = AtomicU64::new(1 << 32);
+    let head = raw.as_ptr().cast::<GraphHead>();
+    // SAFETY: a graph just made; what is read before it is known to be the expected structure lies within the graph's own
+    // memory, which the arrays behind it make longer than the head.
+    unsafe {
+        let expected = (*head).size as usize == nodes
+            && (*head).nodes == sys::ggml_graph_nodes(raw.as_ptr())
+            && (*head).nodes_used == 0
+            && (*head).order == 0
+            && (*head).uid == 0;
+        if expected {
+            (*head).uid = NEXT.fetch_add(1, Ordering::Relaxed);
+        }
+        expected
+    }
+}
+
 /// A graph with the context that owns its nodes.
 pub(crate) struct Graph {
     #[allow(clippy::vec_box)] // nodes point to the slots, so their addresses must not change
@@ -143,6 +182,7 @@ impl Graph {
         // SAFETY: the context was sized for this graph.
         let raw = NonNull::new(unsafe { sys::ggml_new_graph_custom(context.raw(), nodes, false) })
             .ok_or_else(|| Error::Backend("ggml made no graph".into()))?;
+        number(raw, nodes);
         Ok(Self { slots: RefCell::default(), raw, context })
     }
 
@@ -321,6 +361,18 @@ mod tests {
         fn refusal(&self) -> Option<String> {
             self.0.then(|| "kernel geglu cannot do width 6".into())
         }
+    }
+
+    #[test]
+    fn graphs_of_the_pin_take_a_number() {
+        let graph = Graph::new(8).unwrap();
+        // SAFETY: the graph is alive, and `number` found the structure expected.
+        let uid = |graph: &Graph| unsafe { (*graph.raw.as_ptr().cast::<GraphHead>()).uid };
+        let other = Graph::new(8).unwrap();
+        assert!(uid(&graph) >= 1 << 32, "this ggml's graphs look otherwise: GraphHead must follow ggml-impl.h");
+        assert_ne!(uid(&graph), uid(&other));
+        assert!(!number(graph.raw, 8), "a graph that has one keeps it");
+        assert!(!number(other.raw, 9), "another size is not this graph");
     }
 
     #[test]

@@ -9,6 +9,9 @@ use crate::model::cache::Cache;
 const VISIBLE: u16 = 0;
 const HIDDEN: u16 = 0xfc00; // minus infinity
 
+/// Alignment of the parts of a step's numbers: what any GPU wants of a buffer's offset.
+const STEP_ALIGN: usize = 256;
+
 /// What a pass covers. One graph is built per key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PassKey {
@@ -35,6 +38,9 @@ pub(crate) struct Span {
 }
 
 pub(crate) struct InputTensors {
+    /// Bytes that hold, each at `STEP_ALIGN`: tokens, temperature, uniform, conditioned. What every step writes lies
+    /// together, since a write to a GPU costs about ten microseconds however short it is.
+    step: Handle,
     tokens: Handle,
     positions: Handle,
     slots: [Handle; 2],
@@ -56,15 +62,19 @@ impl InputTensors {
         let rows = key.all_rows();
         let make = |ty, shape: &[usize], name: &str| context.named(context.new_tensor(ty, shape), name).handle();
         let mask = |keys| make(GgmlType::F16, &[keys, key.rows, 1, key.lanes], "mask");
+        let section = step_section(rows);
+        let step = context.named(context.new_tensor(GgmlType::I8, &[4 * section]), "step");
+        let part = |i: usize, ty, shape, name: &str| context.named(context.part(step, ty, shape, i * section), name).handle();
         Ok(Self {
-            tokens: make(GgmlType::I32, &[rows], "tokens"),
+            step: step.handle(),
+            tokens: part(0, GgmlType::I32, [rows, 1, 1, 1], "tokens"),
             positions: make(GgmlType::I32, &[rows], "positions"),
             slots: [make(GgmlType::I64, &[rows], "slots"), make(GgmlType::I64, &[rows], "ring_slots")],
             masks: key.keys.map(mask),
             spans: [0, 1].map(|_| make(GgmlType::I64, &[4, key.lanes], "spans")),
-            temperature: make(GgmlType::F32, &[rows], "temperature"),
-            uniform: make(GgmlType::F32, &[rows], "uniform"),
-            conditioned: make(GgmlType::F32, &[1, rows], "conditioned"),
+            temperature: part(1, GgmlType::F32, [rows, 1, 1, 1], "temperature"),
+            uniform: part(2, GgmlType::F32, [rows, 1, 1, 1], "uniform"),
+            conditioned: part(3, GgmlType::F32, [1, rows, 1, 1], "conditioned"),
             written: Vec::new(),
             buffer: None,
             context,
@@ -122,6 +132,25 @@ impl InputTensors {
         self.context.tensor(self.conditioned)
     }
 
+    /// Writes the rows' tokens.
+    pub fn write_tokens(&self, tokens: &[i32]) {
+        self.tokens().write(tokens);
+    }
+
+    /// Writes what changes with every denoising step, one number a row each, in one go.
+    pub fn write_step(&self, tokens: &[i32], temperature: &[f32], uniform: &[f32], conditioned: &[f32]) {
+        let section = step_section(tokens.len());
+        let mut bytes = vec![0_u8; 4 * section];
+        let mut put = |part: usize, words: &mut dyn Iterator<Item = [u8; 4]>| {
+            bytes[part * section..].chunks_exact_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word));
+        };
+        put(0, &mut tokens.iter().map(|t| t.to_ne_bytes()));
+        for (part, values) in [temperature, uniform, conditioned].into_iter().enumerate() {
+            put(part + 1, &mut values.iter().map(|v| v.to_ne_bytes()));
+        }
+        self.context.tensor(self.step).write(&bytes);
+    }
+
     /// Writes positions, slots and masks for the lanes' spans; nothing to do while they stay the same, as they do for all
     /// steps of a canvas.
     pub fn place(&mut self, key: &PassKey, spans: &[Span], cache: &Cache) {
@@ -154,6 +183,11 @@ impl InputTensors {
         }
         self.written = spans.to_vec();
     }
+}
+
+/// Bytes between the parts of a step's numbers.
+fn step_section(rows: usize) -> usize {
+    (4 * rows).next_multiple_of(STEP_ALIGN)
 }
 
 /// The cache rows that a lane's canvas sees, as (first row, count) twice: a ring may wrap. An idle lane sees none.

@@ -183,11 +183,10 @@ impl Network {
     }
 
     /// Runs the last pass of a kind for the given lanes' spans.
-    fn run(&mut self, encode: bool, spans: &[Span], tokens: &[i32]) -> Result<&Compiled> {
+    fn run(&mut self, encode: bool, spans: &[Span]) -> Result<&Compiled> {
         let passes = if encode { &mut self.encode } else { &mut self.decode };
         let compiled = passes.kept.last_mut().ok_or_else(|| Error::Backend("no compiled pass".into()))?;
         compiled.inputs.place(&compiled.key, spans, &self.cache);
-        compiled.inputs.tokens().write(tokens);
         let (since, enqueued) = (Instant::now(), enqueued());
         passes.workspace.compute(&self.backends, &mut compiled.graph)?;
         self.computing += since.elapsed();
@@ -247,7 +246,10 @@ impl Network {
             }
         }
         self.pass(PassKey { encode: true, lane: first, lanes: count, rows, keys: self.cache.keys(last) })?;
-        self.run(true, &spans, &tokens)?;
+        if let Some(compiled) = self.encode.kept.last() {
+            compiled.inputs.write_tokens(&tokens);
+        }
+        self.run(true, &spans)?;
         for (i, span) in spans.iter().enumerate() {
             self.cache.note_written(first + i, span.count, true);
         }
@@ -346,14 +348,12 @@ impl Forward for Network {
         }
         self.pass(PassKey { encode: false, lane: first, lanes: count, rows: canvas, keys: self.cache.keys(last) })?;
         if let Some(compiled) = self.decode.kept.last() {
-            compiled.inputs.temperature().write(&temperature);
-            compiled.inputs.uniform().write(&uniform);
-            compiled.inputs.conditioned().write(&conditioned);
+            compiled.inputs.write_step(&tokens, &temperature, &uniform, &conditioned);
         }
         for lane in lanes {
             self.cache.note_written(lane.lane, canvas, false);
         }
-        let compiled = self.run(false, &spans, &tokens)?;
+        let compiled = self.run(false, &spans)?;
         let stats = compiled.stats.ok_or_else(|| Error::Backend("a decoder pass without statistics".into()))?;
         let words: Vec<u32> = compiled.graph.context().tensor(stats).read_at(0, WORDS * rows);
         out.clear();
