@@ -64,7 +64,8 @@ impl InputTensors {
         let mask = |keys| make(GgmlType::F16, &[keys, key.rows, 1, key.lanes], "mask");
         let section = step_section(rows);
         let step = context.named(context.new_tensor(GgmlType::I8, &[4 * section]), "step");
-        let part = |i: usize, ty, shape, name: &str| context.named(context.part(step, ty, shape, i * section), name).handle();
+        let part =
+            |i: usize, ty, shape, name: &str| context.named(context.part(step, ty, shape, i * section), name).handle();
         Ok(Self {
             step: step.handle(),
             tokens: part(0, GgmlType::I32, [rows, 1, 1, 1], "tokens"),
